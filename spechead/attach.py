@@ -1,0 +1,94 @@
+"""Speculation: what enable_speculation attaches to a model: its Target, heads, draft, and how a call gets a proposer.
+
+Lives in the model's `__dict__`, outside its module tree, so that state dict, saving and parameter counts stay the
+target's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from .config import METHODS, SpeculativeConfig
+from .proposers.base import BaseProposer, WrappedProposer
+from .proposers.draft_model import DraftModelProposer
+from .proposers.prompt_lookup import PromptLookupProposer
+from .proposers.vocabulary import shared_vocabulary
+from .target import Target
+
+SUPPORT_KEY = "_spechead"
+
+
+class Speculation:
+    """Heads and draft of one target.
+
+    Args:
+        model: the target.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.target = Target(model)
+        self.heads: list[Any] = []
+        self.draft: Target | None = None
+        self.shared = self.target.vocab_size
+
+    @classmethod
+    def of(cls, model: Any) -> Speculation:
+        """Return what is attached to a model; a class that inherits the mixin gets it at its first use."""
+        return model.__dict__.setdefault(SUPPORT_KEY, None) or model.__dict__.setdefault(SUPPORT_KEY, cls(model))
+
+    def attach(self, head: Any, draft_model: Any, revision: str | None, tokenizer: Any, draft_tokenizer: Any) -> None:
+        """Load and check heads and draft.
+
+        Raises:
+            ValueError: if the draft's vocabulary, or a head, is another target's.
+        """
+        if draft_model is None:
+            return
+        if isinstance(draft_model, str):
+            name = draft_model
+            draft_model = AutoModelForCausalLM.from_pretrained(name, dtype=self.target.dtype)
+            draft_model.to(self.target.device)
+            draft_tokenizer = draft_tokenizer or AutoTokenizer.from_pretrained(name)
+        if draft_model is self.target.model:
+            raise ValueError("draft_model is the target itself; pass a smaller model (or a copy, to test).")
+        self.draft = Target(draft_model)
+        _ = self.draft.verdict
+        self.shared = shared_vocabulary(
+            self.target.vocab_size, self.draft.vocab_size, tokenizer, draft_tokenizer
+        )
+
+    def proposer(self, speculative: Any) -> tuple[BaseProposer, SpeculativeConfig | None]:
+        """Make the proposer of one call.
+
+        Args:
+            speculative: a method's name, a SpeculativeConfig, or a proposer.
+
+        Raises:
+            ValueError: if the method is unknown, or what it needs is not attached.
+        """
+        if isinstance(speculative, str):
+            if speculative not in METHODS:
+                raise ValueError(f"speculative={speculative!r} must be one of {', '.join(METHODS)}, or a proposer.")
+            speculative = SpeculativeConfig(method=speculative)
+        if isinstance(speculative, SpeculativeConfig):
+            return self._by_method(speculative), speculative
+        if speculative is True:
+            raise ValueError(f"speculative=True names no method; give one of {', '.join(METHODS)}.")
+        return speculative if isinstance(speculative, BaseProposer) else WrappedProposer(speculative), None
+
+    def _by_method(self, config: SpeculativeConfig) -> BaseProposer:
+        if config.method == "prompt_lookup":
+            return PromptLookupProposer(config.num_draft_tokens or 8, config.max_ngram or 3)
+        if config.method == "draft_model":
+            if self.draft is None:
+                raise ValueError(
+                    'speculative="draft_model" needs a draft: enable_speculation(model, draft_model="<repo or model>").'
+                )
+            return DraftModelProposer(self.draft, config.num_draft_tokens or 5, self.shared, config.drafting)
+        raise ValueError(
+            f'speculative="{config.method}" needs a head: train one with `accelerate launch recipes/train_eagle.py '
+            "--config recipes/configs/<target>-eagle3.yaml` (or train_medusa.py), then "
+            'enable_speculation(model, head="<repo or directory>").'
+        )

@@ -1,0 +1,90 @@
+"""The decode loop: `step` is the unit, `speculative_decode` repeats it. `generate` and the server call the same step.
+
+One step = propose, one target forward over all rows' nodes, verify (which emits token by token), keep.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import hf
+from .context import Context
+from .fresh import Fresh
+from .proposal import Proposal
+from .verify import verify
+
+
+def step(context: Context) -> None:
+    """Advance every live row by one propose-verify step: one target forward for the whole batch."""
+    began = perf_counter()
+    proposal = context.clip(context.proposer.propose(context))
+    drafted = perf_counter()
+    forward = context.target.forward(proposal, context.cache, context_taps(context))
+    acceptance = verify(
+        proposal, context.probs_at(proposal, forward.logits), context.draws, context.on_token, context.typical
+    )
+    verified = perf_counter()
+    context.cache.keep(acceptance)
+    context.stats.add(proposal, acceptance)
+    context.commit(proposal, acceptance, forward)
+    context.stats.seconds_drafting += drafted - began
+    context.stats.seconds_verifying += verified - drafted
+    context.stats.seconds_other += perf_counter() - verified
+
+
+def prefill(context: Context, attention_mask: Tensor | None, chunk: int | None = None, **extra: Any) -> None:
+    """Feed the prompts and emit each row's first token; the proposer starts on what this leaves.
+
+    The last logits enter `verify` as a root-only proposal whose root, the prompt's last token, is cached already, so
+    that nothing is ever sampled elsewhere.
+
+    Args:
+        context: fresh; its cache may hold a common number of leading tokens of every row.
+        attention_mask: `[B, P]`, or None.
+        chunk: prompt tokens a forward.
+        extra: further `[B, P]` tensors for the forward.
+    """
+    proposer, cache = context.proposer, context.cache
+    cached, width = int(cache.lengths[0]), context.rows[0].prompt_width
+    context.fresh = {id(part): Fresh(part.taps) for part in consumers(proposer) if part.taps}
+    forward = context.target.prefill(
+        context.ids[:, :width], attention_mask, cache, context_taps(context), chunk, **extra
+    )
+    context.stats.prefill_forwards += -(-(width - cached) // (chunk or width))
+    context.stats.prompt_fed += context.batch * (width - cached)
+    cache.strip(context.pads)
+    root = Proposal.root_only(context.root)
+    acceptance = verify(root, context.probs_at(root, forward.logits), context.draws, context.on_token)
+    counted = width - cached - context.pads  # [B]
+    order = torch.arange(width - cached, device=counted.device)[None, :] + context.pads[:, None]
+    for fresh in context.fresh.values():
+        states = {}
+        for tap in fresh.taps:
+            state = forward.taps[tap]
+            index = order.clamp(max=width - cached - 1).to(state.device)[..., None].expand(-1, -1, state.shape[-1])
+            states[tap] = state.gather(1, index)
+        fresh.append(states, counted)
+    context.advance(acceptance)
+    proposer.start(context)
+
+
+def consumers(proposer: Any) -> list[Any]:
+    """List the proposers that take features: the proposer itself, or the parts of a composite one."""
+    return [part for whole in getattr(proposer, "parts", ()) for part in consumers(whole)] or [proposer]
+
+
+def context_taps(context: Context) -> tuple[int, ...]:
+    """Return the hidden states that any consumer needs."""
+    return tuple(sorted({tap for fresh in context.fresh.values() for tap in fresh.taps}))
+
+
+def speculative_decode(context: Context) -> None:
+    """Step until every row has stopped."""
+    with hf.decode_mode(context.target.model):
+        while not context.all_done:
+            step(context)
+    context.flush()

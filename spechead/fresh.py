@@ -1,0 +1,70 @@
+"""Fresh features: hidden states of positions newly cached, gathered until a trained proposer takes them.
+
+One store a consumer; the context appends what each step kept, the consumer takes all of it when it next drafts, be that
+the next step or many steps later.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Fresh:
+    """Ragged features per tap.
+
+    Args:
+        taps: which hidden states of the target.
+    """
+
+    def __init__(self, taps: tuple[int, ...]) -> None:
+        self.taps = taps
+        self._parts: list[tuple[dict[int, Tensor], Tensor]] = []
+
+    def append(self, states: dict[int, Tensor], length: Tensor) -> None:
+        """Add `{tap: [B, A, H]}`, of which row b's first `length[b]` positions count."""
+        self._parts.append(({tap: states[tap] for tap in self.taps}, length))
+
+    def take(self) -> tuple[dict[int, Tensor], Tensor]:
+        """Return all features since the last take, `{tap: [B, A, H]}`, and how many count in each row `[B]`."""
+        self._merge()
+        parts, self._parts = self._parts, []
+        if not parts:
+            raise ValueError("no features have been gathered since the last take; take once a step.")
+        return parts[0]
+
+    def select_rows(self, index: Tensor) -> None:
+        """Keep rows `index [B']`."""
+        self._parts = [
+            ({tap: state[index.to(state.device)] for tap, state in states.items()}, length[index])
+            for states, length in self._parts
+        ]
+
+    def add_rows(self, other: Fresh) -> None:
+        """Append the rows of another store of the same taps."""
+        self._merge()
+        other._merge()
+        mine, theirs = self._parts[0], other._parts[0]
+        width = max(next(iter(part[0].values())).shape[1] for part in (mine, theirs))
+
+        def padded(state: Tensor) -> Tensor:
+            return torch.nn.functional.pad(state, (0, 0, 0, width - state.shape[1]))
+
+        joined = {tap: torch.cat([padded(mine[0][tap]), padded(theirs[0][tap])]) for tap in self.taps}
+        self._parts = [(joined, torch.cat([mine[1], theirs[1]]))]
+
+    def _merge(self) -> None:
+        """Turn the parts into one, each row's counted positions moved together."""
+        if len(self._parts) < 2:
+            return
+        length = torch.stack([part[1] for part in self._parts]).sum(0)  # [B]
+        merged = {}
+        for tap in self.taps:
+            states = torch.cat([part[0][tap] for part in self._parts], dim=1)  # [B, A, H]
+            counted = [
+                torch.arange(part[0][tap].shape[1], device=length.device)[None] < part[1][:, None]
+                for part in self._parts
+            ]
+            order = torch.argsort(~torch.cat(counted, dim=1), dim=1, stable=True)[:, : int(length.max())]
+            merged[tap] = states.gather(1, order.to(states.device)[..., None].expand(-1, -1, states.shape[-1]))
+        self._parts = [(merged, length)]

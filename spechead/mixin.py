@@ -1,0 +1,251 @@
+"""SpeculativeGenerationMixin: `generate(..., speculative=...)` on a transformers model, and how to switch it on.
+
+Input preparation, expansion, processors and criteria stay transformers' own: `generate` hands a decoding loop to
+`super().generate(custom_generate=...)`. What that hook would silently drop (streamer, tokenizer) travels in a closure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers.generation import GenerateDecoderOnlyOutput
+
+from . import hf, support
+from .attach import SUPPORT_KEY, Speculation
+from .config import SpeculativeConfig
+from .context import Context, Row
+from .decoding import prefill, speculative_decode
+from .sampling import Sampler
+from .stats import DecodeStats
+from .target import Target
+
+
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """What `generate(..., return_dict_in_generate=True)` returns: transformers' output, and `stats`."""
+
+    stats: DecodeStats | None = None
+
+
+class SpeculativeGenerationMixin:
+    """Adds `speculative=` to `generate`. Put it before the model class, or use `enable_speculation`."""
+
+    def generate(self, *args: Any, speculative: Any = None, generator: Any = None, **kwargs: Any) -> Any:
+        """Generate as transformers does; with `speculative`, drafted and verified, following the same law.
+
+        Args:
+            *args: as transformers'.
+            speculative: None or False for the untouched path; a method's name, a SpeculativeConfig, or an object with
+                `taps` and `propose(context)`.
+            generator: one torch.Generator, or a list with one a returned row, for sampling.
+            **kwargs: as transformers'.
+
+        Returns:
+            Token ids `[B, S]`, or with return_dict_in_generate a SpeculativeOutput whose `stats` is a DecodeStats.
+
+        Raises:
+            ValueError: before the first token, for what cannot be honoured.
+        """
+        if speculative is None or speculative is False:
+            extra = {} if generator is None else {"generator": generator}
+            return super().generate(*args, **extra, **kwargs)  # type: ignore[misc]  # the model class follows the mixin
+        state = Speculation.of(self)
+        names = ("inputs", "generation_config", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
+        if len(args) > len(names):
+            raise ValueError(f"generate takes at most {len(names)} positional arguments with speculative=...")
+        kwargs.update(zip(names, args, strict=False))
+        config = kwargs.get("generation_config")
+        support.check_arguments(kwargs, (config, self.generation_config))  # type: ignore[attr-defined]
+        proposer, settings = state.proposer(speculative)
+        streamer, tokenizer = kwargs.get("streamer"), kwargs.pop("tokenizer", None)
+        strings = _stop_strings(kwargs, config, self.generation_config)  # type: ignore[attr-defined]
+        if strings is not None:
+            if tokenizer is None:
+                raise ValueError(f"stop_strings={strings!r} needs the tokenizer: generate(..., tokenizer=tokenizer).")
+            own = kwargs.get("stopping_criteria")
+            kwargs["stopping_criteria"] = StoppingCriteriaList([*(own or []), StopStringCriteria(tokenizer, strings)])
+            kwargs["stop_strings"] = None
+
+        def loop(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Any:
+            try:
+                call = _Call(state.target, proposer, settings, generator, streamer)
+                return call.run(input_ids, **prepared)
+            finally:
+                if streamer is not None:
+                    streamer.end()
+
+        return super().generate(custom_generate=loop, **kwargs)  # type: ignore[misc]
+
+
+def _stop_strings(kwargs: dict[str, Any], *configs: Any) -> Any:
+    if "stop_strings" in kwargs:
+        return kwargs["stop_strings"]
+    return next((c.stop_strings for c in configs if c is not None and c.stop_strings is not None), None)
+
+
+@dataclass
+class _Call:
+    """One call of generate, after transformers has prepared its inputs."""
+
+    target: Target
+    proposer: Any
+    settings: SpeculativeConfig | None
+    generator: Any
+    streamer: Any
+
+    def run(
+        self,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Decode; returns ids or a SpeculativeOutput."""
+        cache = model_kwargs.pop("cache", model_kwargs.pop("past_key_values", None))
+        mask = model_kwargs.pop("attention_mask", None)
+        pad = generation_config._pad_token_tensor
+        pad_token = None if pad is None else int(pad)
+        typical = None if self.settings is None else self.settings.typical_acceptance()
+        support.check_processors(logits_processor, typical is not None)
+        pads = support.check_prompt(input_ids, mask, cache, self.target.verdict.tier, pad_token)
+        extra = {n: model_kwargs[n] for n in ("token_type_ids", "mm_token_type_ids") if model_kwargs.get(n) is not None}
+        returned = generation_config.return_dict_in_generate
+        rows = self._rows(input_ids, logits_processor, stopping_criteria, generation_config)
+        ragged = self.target.new_cache(len(rows), min(generation_config.max_length, input_ids.shape[1] + 4096) + 64)
+        if cache is not None and hf.cached_length(cache):
+            hf.import_cache(cache, ragged)
+        context = Context(
+            self.target,
+            self.proposer,
+            input_ids.to(self.target.device),
+            pads.to(self.target.device),
+            rows,
+            ragged,
+            typical=typical,
+            keep_scores=bool(returned and generation_config.output_scores),
+            keep_logits=bool(returned and generation_config.output_logits),
+            on_column=None if self.streamer is None else lambda column: self.streamer.put(column.cpu()),
+            pad_token=pad_token or 0,
+        )
+        context.stats.method, context.stats.lossy = self.proposer.name, typical is not None
+        context.stats.notes += getattr(self.proposer, "notes", [])
+        mine = returned or getattr(cache, "_is_user_defined", False)
+        try:
+            prefill(context, mask, generation_config.prefill_chunk_size, **extra)
+            speculative_decode(context)
+        finally:
+            if mine and cache is not None and ragged.keys:
+                hf.export_cache(ragged, cache, context.pads, int((ragged.lengths + context.pads).max()))
+        return self._output(context, cache) if returned else self._sequences(context)
+
+    def _rows(self, ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any) -> list[Row]:
+        generators = self.generator if isinstance(self.generator, (list, tuple)) else [self.generator] * len(ids)
+        if len(generators) != len(ids):
+            raise ValueError(
+                f"generator= holds {len(generators)} generators for {len(ids)} rows (num_return_sequences counted); "
+                "give one, or one a row."
+            )
+        width = ids.shape[1]
+        sample = bool(config.do_sample)
+        return [
+            Row(Sampler(processors, row, sample, generators[row]), criteria, width, width, config.max_length)
+            for row in range(len(ids))
+        ]
+
+    def _sequences(self, context: Context) -> Tensor:
+        return context.ids[:, : max(row.end for row in context.rows)]
+
+    def _output(self, context: Context, cache: Any) -> SpeculativeOutput:
+        return SpeculativeOutput(
+            sequences=self._sequences(context),
+            scores=_by_step([row.scores for row in context.rows]) if context.keep_scores else None,
+            logits=_by_step([row.logits for row in context.rows]) if context.keep_logits else None,
+            cache=cache,
+            stats=context.stats,
+        )
+
+
+def _by_step(rows: list[list[Tensor]]) -> tuple[Tensor, ...]:
+    """Stack the rows' records by new token, `[B, V]` each; rows that had ended hold zeros."""
+    blank = torch.zeros_like(rows[0][0])
+    longest = max(len(row) for row in rows)
+    return tuple(torch.stack([row[t] if t < len(row) else blank for row in rows]) for t in range(longest))
+
+
+def enable_speculation(
+    model: Any,
+    *,
+    head: Any = None,
+    draft_model: Any = None,
+    revision: str | None = None,
+    tokenizer: Any = None,
+    draft_tokenizer: Any = None,
+) -> Any:
+    """Give a loaded causal LM `generate(..., speculative=...)`.
+
+    Args:
+        model: a transformers causal LM, or a PeftModel around one, which is unwrapped.
+        head: a head, the path or Hub repo of one, or a list of these; replaces earlier heads.
+        draft_model: a smaller causal LM with the same vocabulary, or its path or Hub repo; replaces an earlier one.
+        revision: of the head's repo.
+        tokenizer: the target's tokenizer, to compare vocabularies with a draft's.
+        draft_tokenizer: the draft's tokenizer.
+
+    Returns:
+        The same object. Its class is swapped for one of the same name that has the mixin in front.
+
+    Raises:
+        ValueError: if the target cannot be speculated on, or head or draft do not fit it.
+    """
+    hf.warn_if_untested()
+    inner = unwrap(model)
+    if not isinstance(inner, PreTrainedModel):
+        raise ValueError(f"enable_speculation needs a transformers causal LM; got {type(inner).__name__}.")
+    state = Speculation(inner)
+    state.attach(head, draft_model, revision, tokenizer, draft_tokenizer)
+    _ = state.target.verdict
+    base = type(inner)
+    if not issubclass(base, SpeculativeGenerationMixin):
+        inner.__class__ = _speculative_class(base)
+    inner.__dict__.pop("generate", None)  # an instance attribute (custom_generate repos set one) would hide the mixin's
+    inner.__dict__[SUPPORT_KEY] = state
+    return model
+
+
+def disable_speculation(model: Any) -> Any:
+    """Undo `enable_speculation`; returns the same object. A class that inherits the mixin itself keeps it."""
+    inner = unwrap(model)
+    inner.__dict__.pop(SUPPORT_KEY, None)
+    base = type(inner).__dict__.get("_spechead_base")
+    if base is not None:
+        inner.__class__ = base
+    return model
+
+
+def unwrap(model: Any) -> Any:
+    """Return the transformers model inside a PeftModel, or the model itself.
+
+    Raises:
+        ValueError: if the adapter is prompt learning, whose virtual tokens shift every position.
+    """
+    if not hasattr(model, "peft_config"):
+        return model
+    if getattr(model.active_peft_config, "is_prompt_learning", False):
+        raise ValueError("prompt-learning adapters add virtual tokens to the cache; merge or drop them first.")
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _speculative_class(base: type[nn.Module]) -> type[nn.Module]:
+    """Make, once a base class, the class that enabled models take; name and module stay, so that saving does too."""
+    if base not in _CLASSES:
+        names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "_spechead_base": base}
+        _CLASSES[base] = type(base.__name__, (SpeculativeGenerationMixin, base), names)
+    return _CLASSES[base]

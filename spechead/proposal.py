@@ -1,0 +1,119 @@
+"""The two records of one step: what a proposer drafted, and what verification kept of it.
+
+`Proposal` is made by a proposer, read by target.Target.forward and verify.verify; `Acceptance` is made by verify and
+read by the cache, the statistics and the context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .tree import ancestors, chain_parents
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A draft tree for every row of a batch.
+
+    Attributes:
+        tokens: `[B, N]` token ids; node 0 is the root, the row's last kept token.
+        parents: `[B, N]` index of each node's parent, smaller than its own; the root's is -1.
+        real: `[B, N]` False for padding; a done row has no real node, a live row has at least its root.
+        draft_probs: `[B, N, V]`, the law from which a node's token was drawn given its earlier siblings; None, or a
+            one-hot row, says that the token is a point mass (chosen, not drawn).
+        max_depth: depth of the deepest node, root 0; derived when not given (which costs a synchronisation on GPUs).
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    real: Tensor
+    draft_probs: Tensor | None = None
+    max_depth: int = -1
+
+    def __post_init__(self) -> None:
+        if not self.tokens.shape == self.parents.shape == self.real.shape or self.tokens.ndim != 2:
+            raise ValueError(
+                f"Proposal needs tokens, parents and real of one shape [B, N]; got {tuple(self.tokens.shape)}, "
+                f"{tuple(self.parents.shape)}, {tuple(self.real.shape)}."
+            )
+        if self.draft_probs is not None and self.draft_probs.shape[:2] != self.tokens.shape:
+            raise ValueError(
+                f"draft_probs must be [B, N, V] with [B, N] = {tuple(self.tokens.shape)}; "
+                f"got {tuple(self.draft_probs.shape)}."
+            )
+        if self.max_depth < 0:
+            _, depths = ancestors(self.parents, self.tokens.shape[1] - 1)
+            object.__setattr__(self, "max_depth", int(depths.max()))
+
+    @classmethod
+    def chain(cls, root: Tensor, tokens: Tensor, real: Tensor, draft_probs: Tensor | None = None) -> Proposal:
+        """Build a chain under each row's root; columns that no row uses are dropped.
+
+        Args:
+            root: `[B]` last kept token; -1 marks a done row.
+            tokens: `[B, K]` drafted tokens, in order.
+            real: `[B, K]` True for a prefix of each row's columns.
+            draft_probs: `[B, K, V]` laws of the tokens, or None for point masses.
+        """
+        used = int(real.any(dim=0).sum()) if real.numel() else 0
+        live = root >= 0
+        tokens = torch.cat([root.clamp(min=0)[:, None], tokens[:, :used]], dim=1)
+        real = torch.cat([live[:, None], real[:, :used] & live[:, None]], dim=1)
+        probs = None
+        if draft_probs is not None and used:
+            probs = torch.nn.functional.pad(draft_probs[:, :used], (0, 0, 1, 0))
+        return cls(tokens, chain_parents(len(root), used + 1, root.device), real, probs, used)
+
+    @classmethod
+    def root_only(cls, root: Tensor) -> Proposal:
+        """Build the proposal that drafts nothing: a plain decoding step. `root` is `[B]`, -1 for done rows."""
+        empty = root[:, None][:, :0]
+        return cls.chain(root, empty, empty.bool())
+
+    @cached_property
+    def _shape(self) -> tuple[Tensor, Tensor]:
+        return ancestors(self.parents, self.max_depth)
+
+    @property
+    def tree_mask(self) -> Tensor:
+        """Ancestors-or-self, `[B, N, N]` bool."""
+        return self._shape[0]
+
+    @property
+    def depths(self) -> Tensor:
+        """Distance from the root, `[B, N]`."""
+        return self._shape[1]
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """True when every node's parent is the node before it, so that kept nodes never move in the cache."""
+        return self.max_depth == self.tokens.shape[1] - 1
+
+    @cached_property
+    def point_mass(self) -> Tensor:
+        """`[B, N]` True where the token was chosen rather than drawn from a law."""
+        if self.draft_probs is None:
+            return torch.ones_like(self.real)
+        return self.draft_probs.gather(2, self.tokens[..., None]).squeeze(2) == 1
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What one verification kept.
+
+    Attributes:
+        path: `[B, D+1]` kept nodes, the root first, padded with -1; done rows are all -1.
+        length: `[B]` emitted tokens = kept nodes; 0 for done rows.
+        next_token: `[B]` the last emitted token: the bonus token, or the drafted token on which a row stopped. It is
+            not in the cache yet and becomes the next root.
+        kept: `[B]` emitted tokens that were drafted.
+    """
+
+    path: Tensor
+    length: Tensor
+    next_token: Tensor
+    kept: Tensor
