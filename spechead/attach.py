@@ -6,16 +6,25 @@ target's own.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
 
 from .config import METHODS, SpeculativeConfig
+from .heads.base import Head
+from .heads.load import load_head
+from .heads.medusa import MedusaHeads
 from .proposers.base import BaseProposer, WrappedProposer
 from .proposers.draft_model import DraftModelProposer
+from .proposers.eagle import EagleProposer
+from .proposers.medusa import MedusaProposer
 from .proposers.prompt_lookup import PromptLookupProposer
 from .proposers.vocabulary import shared_vocabulary
 from .target import Target
+
+logger = logging.get_logger(__name__)
 
 SUPPORT_KEY = "_spechead"
 
@@ -39,15 +48,25 @@ class Speculation:
         return model.__dict__.setdefault(SUPPORT_KEY, None) or model.__dict__.setdefault(SUPPORT_KEY, cls(model))
 
     def attach(self, head: Any, draft_model: Any, revision: str | None, tokenizer: Any, draft_tokenizer: Any) -> None:
-        """Load and check heads and draft.
+        """Load and check heads and draft; what is given replaces what was attached, what is None stays.
 
         Raises:
             ValueError: if the draft's vocabulary, or a head, is another target's.
         """
-        if draft_model is None:
-            return
-        if isinstance(draft_model, str):
-            name = draft_model
+        if head is not None:
+            given = list(head) if isinstance(head, (list, tuple)) else [head]
+            self.heads = [self._load_head(one, revision) for one in given]
+        if draft_model is not None:
+            self._attach_draft(draft_model, tokenizer, draft_tokenizer)
+
+    def _load_head(self, head: Any, revision: str | None) -> Head:
+        if isinstance(head, Head):
+            return head.bind(self.target.model).eval()
+        return load_head(head, self.target.model, revision=revision).eval()
+
+    def _attach_draft(self, draft_model: Any, tokenizer: Any, draft_tokenizer: Any) -> None:
+        if isinstance(draft_model, (str, os.PathLike)):
+            name = str(draft_model)
             draft_model = AutoModelForCausalLM.from_pretrained(name, dtype=self.target.dtype)
             draft_model.to(self.target.device)
             draft_tokenizer = draft_tokenizer or AutoTokenizer.from_pretrained(name)
@@ -55,9 +74,7 @@ class Speculation:
             raise ValueError("draft_model is the target itself; pass a smaller model (or a copy, to test).")
         self.draft = Target(draft_model)
         _ = self.draft.verdict
-        self.shared = shared_vocabulary(
-            self.target.vocab_size, self.draft.vocab_size, tokenizer, draft_tokenizer
-        )
+        self.shared = shared_vocabulary(self.target.vocab_size, self.draft.vocab_size, tokenizer, draft_tokenizer)
 
     def proposer(self, speculative: Any) -> tuple[BaseProposer, SpeculativeConfig | None]:
         """Make the proposer of one call.
@@ -87,8 +104,38 @@ class Speculation:
                     'speculative="draft_model" needs a draft: enable_speculation(model, draft_model="<repo or model>").'
                 )
             return DraftModelProposer(self.draft, config.num_draft_tokens or 5, self.shared, config.drafting)
-        raise ValueError(
-            f'speculative="{config.method}" needs a head: train one with `accelerate launch recipes/train_eagle.py '
-            "--config recipes/configs/<target>-eagle3.yaml` (or train_medusa.py), then "
-            'enable_speculation(model, head="<repo or directory>").'
-        )
+        medusa = config.method == "medusa"
+        head = next((head for head in reversed(self.heads) if isinstance(head, MedusaHeads) == medusa), None)
+        if head is None:
+            recipe = "train_medusa" if medusa else "train_eagle"
+            raise ValueError(
+                f'speculative="{config.method}" needs a head. Train one: `accelerate launch recipes/{recipe}.py --config '
+                'recipes/configs/<target>.yaml`; load it: enable_speculation(model, head="<repo or directory>").'
+            )
+        return self._with_head(head, config, medusa)
+
+    def _with_head(self, head: Any, config: SpeculativeConfig, medusa: bool) -> BaseProposer:
+        best = head.config
+        tree = config.tree or best.tree or ("static" if medusa else "dynamic")
+        notes: list[str] = []
+        if self.target.verdict.tier == "chain" and tree != "chain":
+            if config.tree is not None:
+                raise ValueError(
+                    f"tree={config.tree!r} cannot be verified on this target ({self.target.verdict.reason}); use "
+                    'tree="chain", or load the target with attn_implementation="sdpa".'
+                )
+            tree = "chain"
+            notes.append(f"drafted chains instead of trees: {self.target.verdict.reason}")
+            logger.warning_once(f"{config.method}: {notes[0]}")
+        sizes = {
+            "num_draft_tokens": config.num_draft_tokens or best.num_draft_tokens,
+            "tree_size": config.tree_size or best.tree_size,
+        }
+        if medusa:
+            proposer: BaseProposer = MedusaProposer(head, tree=tree, **sizes)
+        else:
+            sizes["branching"] = config.branching or best.branching
+            given = {name: value for name, value in sizes.items() if value is not None}
+            proposer = EagleProposer(head, tree=tree, drafting=config.drafting, **given)
+        proposer.notes = notes
+        return proposer

@@ -36,7 +36,9 @@ def step(context: Context) -> None:
     context.stats.seconds_other += perf_counter() - verified
 
 
-def prefill(context: Context, attention_mask: Tensor | None, chunk: int | None = None, **extra: Any) -> None:
+def prefill(
+    context: Context, attention_mask: Tensor | None, chunk: int | None = None, carried: Any = None, **extra: Any
+) -> None:
     """Feed the prompts and emit each row's first token; the proposer starts on what this leaves.
 
     The last logits enter `verify` as a root-only proposal whose root, the prompt's last token, is cached already, so
@@ -46,11 +48,14 @@ def prefill(context: Context, attention_mask: Tensor | None, chunk: int | None =
         context: fresh; its cache may hold a common number of leading tokens of every row.
         attention_mask: `[B, P]`, or None.
         chunk: prompt tokens a forward.
+        carried: what the proposer's `carry` returned for the tokens that the cache holds, or None.
         extra: further `[B, P]` tensors for the forward.
     """
     proposer, cache = context.proposer, context.cache
     cached, width = int(cache.lengths[0]), context.rows[0].prompt_width
     context.fresh = {id(part): Fresh(part.taps) for part in consumers(proposer) if part.taps}
+    if carried is not None:
+        proposer.resume(context, carried)
     forward = context.target.prefill(
         context.ids[:, :width], attention_mask, cache, context_taps(context), chunk, **extra
     )

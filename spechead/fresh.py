@@ -21,6 +21,11 @@ class Fresh:
         self.taps = taps
         self._parts: list[tuple[dict[int, Tensor], Tensor]] = []
 
+    @property
+    def empty(self) -> bool:
+        """True when nothing came since the last take."""
+        return not self._parts
+
     def append(self, states: dict[int, Tensor], length: Tensor) -> None:
         """Add `{tap: [B, A, H]}`, of which row b's first `length[b]` positions count."""
         self._parts.append(({tap: states[tap] for tap in self.taps}, length))

@@ -16,6 +16,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from . import hf, support
 from .attach import SUPPORT_KEY, Speculation
+from .cache import RaggedCache
 from .config import SpeculativeConfig
 from .context import Context, Row
 from .decoding import prefill, speculative_decode
@@ -133,14 +134,17 @@ class _Call:
             pad_token=pad_token or 0,
         )
         context.stats.method, context.stats.lossy = self.proposer.name, typical is not None
-        context.stats.notes += getattr(self.proposer, "notes", [])
+        context.stats.notes += self.proposer.notes
         mine = returned or getattr(cache, "_is_user_defined", False)
+        carried = None if cache is None else _carried(cache, input_ids, ragged)
         try:
-            prefill(context, mask, generation_config.prefill_chunk_size, **extra)
+            prefill(context, mask, generation_config.prefill_chunk_size, carried, **extra)
             speculative_decode(context)
         finally:
             if mine and cache is not None and ragged.keys:
                 hf.export_cache(ragged, cache, context.pads, int((ragged.lengths + context.pads).max()))
+        if mine and cache is not None:
+            _carry(cache, context)
         return self._output(context, cache) if returned else self._sequences(context)
 
     def _rows(self, ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any) -> list[Row]:
@@ -168,6 +172,25 @@ class _Call:
             cache=cache,
             stats=context.stats,
         )
+
+
+CARRIED_KEY = "_spechead_carried"
+
+
+def _carry(cache: Any, context: Context) -> None:
+    """Let the proposer's state travel with the cache, for rows of one length that a second turn can continue."""
+    lengths = context.cached
+    state = context.proposer.carry(context)
+    if state is not None and not bool((context.pads > 0).any()) and bool((lengths == lengths[0]).all()):
+        setattr(cache, CARRIED_KEY, (context.ids[:, : int(lengths[0])].clone(), state))
+
+
+def _carried(cache: Any, ids: Tensor, ragged: RaggedCache) -> Any:
+    """Return the state that travelled with a cache, if it is of the very tokens that are cached; it is used once."""
+    known, state = cache.__dict__.pop(CARRIED_KEY, (None, None))
+    cached = int(ragged.lengths[0])
+    same = known is not None and known.shape == (len(ids), cached) and torch.equal(known, ids[:, :cached].to(known.device))
+    return state if same else None
 
 
 def _by_step(rows: list[list[Tensor]]) -> tuple[Tensor, ...]:

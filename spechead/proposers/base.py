@@ -15,6 +15,7 @@ class BaseProposer:
 
     taps: tuple[int, ...] = ()
     name = "custom"
+    notes: tuple[str, ...] | list[str] = ()
 
     def start(self, context: Context) -> None:
         """Nothing to prepare."""
@@ -28,6 +29,13 @@ class BaseProposer:
 
     def add_rows(self, context: Context, other: Context) -> None:
         """Nothing to append."""
+
+    def carry(self, context: Context) -> Any:
+        """Return what the next turn of the same conversation needs, or None."""
+        return None
+
+    def resume(self, context: Context, carried: Any) -> None:
+        """Take up what `carry` returned for the very tokens that are cached now."""
 
 
 class WrappedProposer(BaseProposer):

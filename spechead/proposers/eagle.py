@@ -1,0 +1,156 @@
+"""EAGLE: a draft layer over the target's own features, for EAGLE-1/2 and EAGLE-3 heads alike.
+
+Entries of the head are pairs (f_i, token_{i+1}) at RoPE position i; entry c-1 predicts token c+1. After each step the
+draft's entries are cut, and those of all newly cached tokens are computed from true features in one ragged forward.
+Li et al. 2024, 2025.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import hf
+from ..cache import RaggedCache
+from ..config import DraftingConfig
+from ..context import Context
+from ..proposal import Proposal
+from .base import BaseProposer
+from .choices import EAGLE_25, Choices
+from .growth import Sprout, grow_chain, grow_dynamic, grow_static
+
+CATCH_UP = 1024  # entries a forward: bounds the mask of a long prompt
+
+
+@dataclass
+class EagleState:
+    """The head's cache and how many true entries each row has in it `[B]`."""
+
+    cache: RaggedCache
+    entries: Tensor
+
+
+class EagleProposer(BaseProposer):
+    """Draft with an EAGLE head.
+
+    Args:
+        head: an EagleHead or Eagle3Head bound to the target.
+        num_draft_tokens: depth of the chain or tree.
+        tree: "chain", "static", "dynamic", or paths of ranks.
+        tree_size: nodes kept of a dynamic tree, the root excluded.
+        branching: children a node, and nodes expanded a level, of a dynamic tree.
+        drafting: the head's own temperature, for sampled chains.
+
+    Raises:
+        ValueError: if a size is below 1.
+    """
+
+    name = "eagle"
+
+    def __init__(
+        self,
+        head: Any,
+        num_draft_tokens: int = 5,
+        tree: str | Choices = "dynamic",
+        tree_size: int = 24,
+        branching: int = 6,
+        drafting: DraftingConfig | None = None,
+    ) -> None:
+        for field, value in (("num_draft_tokens", num_draft_tokens), ("tree_size", tree_size), ("branching", branching)):
+            if value < 1:
+                raise ValueError(f"{field}={value} drafts nothing; give at least 1.")
+        self.head, self.num_draft_tokens, self.tree = head, num_draft_tokens, tree
+        self.tree_size, self.branching = tree_size, branching
+        self.drafting = drafting or DraftingConfig()
+        self.taps = head.taps
+        self.trained_positions: int = head.config.trained_positions or 1 << 30
+
+    def start(self, context: Context) -> None:
+        """Allocate the head's cache, unless a continued cache brought one."""
+        if id(self) not in context.state:
+            cache = RaggedCache(context.batch, context.cache.capacity, self.head.device)
+            context.state[id(self)] = EagleState(cache, torch.zeros_like(cache.lengths))
+
+    def propose(self, context: Context) -> Proposal:
+        """Catch up on the tokens kept since the last time, then grow a chain or tree a row."""
+        depth = torch.minimum(context.room(), (self.trained_positions - context.cached).clamp(min=0))
+        deepest = min(int(depth.max()), self.num_draft_tokens)
+        if deepest < 1:
+            return Proposal.root_only(context.root)
+        sprout = self._catch_up(context)
+        if self.tree == "chain":
+            proposal = grow_chain(sprout, context, deepest, self.drafting.temperature)
+        elif self.tree == "dynamic":
+            proposal = grow_dynamic(sprout, context.root, deepest, self.branching, self.tree_size)
+        else:
+            choices = EAGLE_25 if isinstance(self.tree, str) else self.tree
+            proposal = grow_static(sprout, context.root, [path for path in choices if len(path) <= deepest])
+        real = proposal.real & (proposal.depths <= depth[:, None])
+        real[:, 0] = proposal.real[:, 0]
+        return Proposal(proposal.tokens, proposal.parents, real, proposal.draft_probs, proposal.max_depth)
+
+    def select_rows(self, context: Context, index: Tensor) -> None:
+        """Keep the head's entries of rows `index [B']`."""
+        state: EagleState = context.state[id(self)]
+        index = index.to(state.entries.device)
+        state.cache.select_rows(index)
+        state.entries = state.entries[index]
+
+    def add_rows(self, context: Context, other: Context) -> None:
+        """Append the head's entries of the other rows."""
+        mine, theirs = context.state[id(self)], other.state[id(self)]
+        mine.cache.add_rows(theirs.cache)
+        mine.entries = torch.cat([mine.entries, theirs.entries])
+
+    def carry(self, context: Context) -> Any:
+        """Return the head's entries and the features not yet taken, to travel with the cache this call returns."""
+        return weakref.ref(self.head), context.state[id(self)], context.fresh[id(self)]
+
+    def resume(self, context: Context, carried: Any) -> None:
+        """Take up what an earlier call of the same head carried for the very tokens that are cached now."""
+        head, state, fresh = carried
+        if head() is self.head:
+            context.state[id(self)], context.fresh[id(self)] = state, fresh
+
+    def _catch_up(self, context: Context) -> Sprout:
+        """Compute the entries of all newly cached tokens; returns the sprout at each row's last entry."""
+        state: EagleState = context.state[id(self)]
+        device = self.head.device
+        features, count = context.fresh[id(self)].take()
+        states = torch.cat([features[tap].to(device) for tap in self.taps], dim=-1)  # [B, A, taps * H]
+        count = count.to(device)
+        first = context.cached.to(device) - count  # position of each row's first new entry
+        state.cache.truncate(state.entries)
+        hidden = self.head.fuse(states)
+        order = torch.arange(hidden.shape[1], device=device)[None, :]
+        tokens = context.tokens_at((first[:, None] + 1 + order).to(context.ids.device)).to(device)
+        last = hidden.new_zeros(len(hidden), hidden.shape[-1])
+        for begin in range(0, hidden.shape[1], CATCH_UP):
+            span = slice(begin, begin + CATCH_UP)
+            here = (count - begin).clamp(0, CATCH_UP)  # [B] entries of this span that count
+            positions = first[:, None] + order[:, span]
+            out = self._entries(state.cache, tokens[:, span], hidden[:, span], positions, here)
+            ends = (here > 0) & (count <= begin + CATCH_UP)
+            at = out[torch.arange(len(out), device=device), (here - 1).clamp(min=0)]
+            last = torch.where(ends[:, None], at, last)
+        state.entries = state.cache.lengths
+        return Sprout(self.head, state.cache, first + count - 1, last)
+
+    def _entries(self, cache: RaggedCache, tokens: Tensor, hidden: Tensor, positions: Tensor, count: Tensor) -> Tensor:
+        batch, nodes = tokens.shape
+        width = cache.open(nodes)
+        mask = None
+        if batch > 1:
+            slots = torch.arange(width, device=tokens.device)
+            reach = cache.lengths[:, None] + torch.arange(nodes, device=tokens.device)  # [B, A] last slot to see
+            zero = torch.zeros((), dtype=hidden.dtype, device=tokens.device)
+            allowed = (slots <= reach[..., None])[:, None]
+            mask = torch.where(allowed, zero, torch.finfo(hidden.dtype).min)
+        lent = hf.lend(cache, self.head.config.num_hidden_layers)
+        out: Tensor = self.head(tokens, hidden, positions.clamp(min=0), attention_mask=mask, cache=lent)
+        cache.advance(count)
+        return out

@@ -1,0 +1,217 @@
+"""Growing draft trees with an EAGLE head: chain, static tree, or EAGLE-2's dynamic tree, for every row of a batch.
+
+Each shape feeds the head level by level through a `Sprout`, which keeps the tree's entries behind each row's prefix in
+the head's own cache. Children of trees are point masses; chains of sampled rows are drawn from their own law.
+Sources: Li et al. 2024 (EAGLE, EAGLE-2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import hf
+from ..cache import RaggedCache
+from ..context import Context
+from ..proposal import Proposal
+from ..sampling import warp
+from ..tree import choices_to_parents
+from .choices import Choices
+
+
+class Sprout:
+    """The head's side of one step: a tree under each row's root, fed level by level.
+
+    Args:
+        head: an EAGLE head.
+        cache: the head's ragged cache, holding each row's prefix; levels are appended behind it.
+        position: `[B]` RoPE position of the last prefix entry (c - 1).
+        hidden: `[B, H]` the head's output there, from which depth 1 is predicted.
+    """
+
+    def __init__(self, head: Any, cache: RaggedCache, position: Tensor, hidden: Tensor) -> None:
+        self.head, self.cache, self.position, self.hidden = head, cache, position, hidden
+        self.prefix = cache.lengths
+        self.fed = hidden.new_zeros(len(hidden), 0, 0, dtype=torch.bool)  # [B, M, M] ancestors-or-self of fed nodes
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float logits over the head's vocabulary, `[B, k, D]`, from its output `[B, k, H]`."""
+        logits: Tensor = self.head.logits(hidden)
+        return logits.float()
+
+    def target_ids(self, ids: Tensor) -> Tensor:
+        """Map ids of the head's vocabulary to the target's."""
+        table = getattr(self.head, "draft_to_target", None)
+        return ids if table is None else table[ids]
+
+    def feed(self, tokens: Tensor, hidden: Tensor, parents: Tensor, depth: int) -> Tensor:
+        """Feed one level of nodes.
+
+        Args:
+            tokens: `[B, k]` target ids of the nodes.
+            hidden: `[B, k, H]` the head's output at their parents.
+            parents: `[B, k]` which fed node is the parent, -1 for the root.
+            depth: of the nodes, from 1.
+
+        Returns:
+            The head's output `[B, k, H]`.
+        """
+        batch, k = tokens.shape
+        known = self.fed.shape[1]
+        above = torch.zeros(batch, k, known, dtype=torch.bool, device=tokens.device)
+        if known:
+            taken = self.fed.gather(1, parents.clamp(min=0)[..., None].expand(-1, -1, known))
+            above = taken & (parents >= 0)[..., None]
+        itself = torch.eye(k, dtype=torch.bool, device=tokens.device).expand(batch, k, k)
+        rows = torch.cat([above, itself], dim=2)  # [B, k, M + k]
+        positions = (self.position[:, None] + depth).expand(batch, k)
+        width = self.cache.open(k)
+        mask = None if (batch, k) == (1, 1) else self._mask(rows, width, hidden.dtype)
+        lent = hf.lend(self.cache, self.head.config.num_hidden_layers)
+        out: Tensor = self.head(tokens, hidden, positions, attention_mask=mask, cache=lent)
+        self.cache.advance(k)
+        self.fed = torch.cat([torch.nn.functional.pad(self.fed, (0, k)), rows], dim=1)
+        return out
+
+    def _mask(self, rows: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        node = torch.arange(width, device=rows.device)[None, :] - self.prefix[:, None]  # [B, W]
+        inside = (node >= 0) & (node < rows.shape[2])
+        index = node.clamp(0, rows.shape[2] - 1)[:, None, :].expand(-1, rows.shape[1], -1)
+        allowed = (rows.gather(2, index) & inside[:, None, :]) | (node < 0)[:, None, :]
+        zero = torch.zeros((), dtype=dtype, device=rows.device)
+        return torch.where(allowed[:, None], zero, torch.finfo(dtype).min)
+
+
+def grow_chain(sprout: Sprout, context: Context, depth: int, temperature: float | None) -> Proposal:
+    """Draft a chain: the best token for greedy rows, one drawn from the head's law for sampled ones.
+
+    Args:
+        sprout: the step's tree.
+        context: gives roots, samplers and draws.
+        depth: tokens to draft.
+        temperature: of the head's own law; None takes the call's.
+    """
+    live = ~context.done
+    samplers = [row.sampler for row in context.rows]
+    hidden, tokens, laws = sprout.hidden, [], []
+    for level in range(1, depth + 1):
+        logits = sprout.logits(hidden[:, None])[:, 0]  # [B, D]
+        law = torch.softmax(warp(samplers, logits, temperature), dim=-1)
+        drawn = context.draws.sample(law, live)
+        tokens.append(sprout.target_ids(drawn))
+        laws.append((law, drawn))
+        if level < depth:
+            parent = torch.full_like(drawn, level - 2)[:, None]
+            hidden = sprout.feed(tokens[-1][:, None], hidden[:, None], parent, level)[:, 0]
+    drafted = torch.stack(tokens, dim=1)
+    real = live[:, None].expand_as(drafted)
+    if context.greedy:
+        return Proposal.chain(context.root, drafted, real)
+    return Proposal.chain(context.root, drafted, real, _scatter(sprout, context, laws))
+
+
+def _scatter(sprout: Sprout, context: Context, laws: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Spread laws over the head's vocabulary to the target's, `[B, K, V]`; greedy rows chose, so theirs are one-hot."""
+    law = torch.stack([pair[0] for pair in laws], dim=1)  # [B, K, D]
+    drawn = torch.stack([pair[1] for pair in laws], dim=1)
+    chosen = torch.tensor([not row.sampler.do_sample for row in context.rows], device=law.device)
+    law = torch.where(chosen[:, None, None], torch.zeros_like(law).scatter_(2, drawn[..., None], 1.0), law)
+    ids = sprout.target_ids(torch.arange(law.shape[2], device=law.device))
+    wide = law.new_zeros(*law.shape[:2], context.target.vocab_size)
+    return wide.index_copy_(2, ids, law)
+
+
+def grow_static(sprout: Sprout, root: Tensor, choices: Choices) -> Proposal:
+    """Draft a static tree of point masses: rank r of a path is the r-th likeliest token under its parent.
+
+    Args:
+        sprout: the step's tree.
+        root: `[B]`, -1 for done rows.
+        choices: paths of ranks.
+    """
+    parents, depths, ranks = choices_to_parents(choices)
+    inner = set(parents)
+    batch, device = len(root), root.device
+    tokens = torch.zeros(batch, len(parents), dtype=torch.long, device=device)
+    outputs = {0: sprout.hidden}
+    fed: dict[int, int] = {}
+    for depth in range(1, max(depths) + 1):
+        level = [node for node, at in enumerate(depths) if at == depth]
+        above = sorted({parents[node] for node in level})
+        widest = max(ranks[node] for node in level) + 1
+        logits = sprout.logits(torch.stack([outputs[node] for node in above], dim=1))
+        best = logits.topk(min(widest, logits.shape[-1]), dim=-1).indices  # [B, k, R]
+        for node in level:
+            rank = min(ranks[node], best.shape[2] - 1)
+            tokens[:, node] = sprout.target_ids(best[:, above.index(parents[node]), rank])
+        grown = [node for node in level if node in inner]
+        if grown:
+            states = torch.stack([outputs[parents[node]] for node in grown], dim=1)
+            places = torch.tensor([[fed.get(parents[node], -1) for node in grown]], device=device).expand(batch, -1)
+            out = sprout.feed(tokens[:, grown], states, places, depth)
+            for place, node in enumerate(grown):
+                outputs[node] = out[:, place]
+                fed[node] = len(fed)
+    return tree_proposal(root, tokens, torch.tensor([parents], device=device).expand(batch, -1), max(depths))
+
+
+def grow_dynamic(sprout: Sprout, root: Tensor, depth: int, branching: int, size: int) -> Proposal:
+    """Draft EAGLE-2's dynamic tree: expand the likeliest nodes by depth, re-rank all, keep the best `size`.
+
+    Args:
+        sprout: the step's tree.
+        root: `[B]`, -1 for done rows.
+        depth: levels.
+        branching: children a node, and nodes expanded a level.
+        size: nodes kept, the root excluded.
+    """
+    batch = len(root)
+    k = branching
+    scores, tokens, parents = [], [], []  # per level: cumulative log-probability, target id, candidate index of parent
+    hidden, beam_score = sprout.hidden[:, None], torch.zeros(batch, 1, device=root.device)
+    beam = torch.full((batch, 1), -1, device=root.device)  # candidate index of the nodes being expanded
+    offset, fed_before = 0, 0
+    for level in range(1, depth + 1):
+        log_probs = torch.log_softmax(sprout.logits(hidden), dim=-1)  # [B, beam, D]
+        best = log_probs.topk(min(k, log_probs.shape[-1]), dim=-1)
+        score = (beam_score[..., None] + best.values).flatten(1)  # [B, beam * k]
+        token = sprout.target_ids(best.indices).flatten(1)
+        scores.append(score)
+        tokens.append(token)
+        parents.append(beam.repeat_interleave(best.indices.shape[-1], dim=1))
+        if level == depth:
+            break
+        picked = score.topk(min(k, score.shape[1]), dim=1).indices  # [B, k]
+        place = picked // best.indices.shape[-1]  # which of the expanded nodes is the parent
+        state = hidden.gather(1, place[..., None].expand(-1, -1, hidden.shape[-1]))
+        fed_parent = place + fed_before if level > 1 else torch.full_like(place, -1)
+        fed_before = sprout.fed.shape[1]
+        hidden = sprout.feed(token.gather(1, picked), state, fed_parent, level)
+        beam, beam_score = picked + offset, score.gather(1, picked)
+        offset += score.shape[1]
+    return _rerank(root, torch.cat(scores, 1), torch.cat(tokens, 1), torch.cat(parents, 1), size, depth)
+
+
+def _rerank(root: Tensor, scores: Tensor, tokens: Tensor, parents: Tensor, size: int, depth: int) -> Proposal:
+    """Keep the `size` best of all candidates `[B, C]`; a parent is never worse than its child and comes before it."""
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, :size]
+    kept = best.sort(dim=1).values  # [B, size], candidates in order of depth
+    index = torch.full_like(tokens, -1).scatter_(1, kept, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
+    above = parents.gather(1, kept)
+    node_parents = torch.where(above >= 0, index.gather(1, above.clamp(min=0)), 0)
+    first = torch.full_like(root, -1)[:, None]
+    return tree_proposal(
+        root,
+        torch.cat([root.clamp(min=0)[:, None], tokens.gather(1, kept)], dim=1),
+        torch.cat([first, node_parents], dim=1),
+        depth,
+    )
+
+
+def tree_proposal(root: Tensor, tokens: Tensor, parents: Tensor, depth: int) -> Proposal:
+    """Make a proposal of point masses whose column 0 becomes the roots; done rows have no real node."""
+    tokens[:, 0] = root.clamp(min=0)
+    real = (root >= 0)[:, None].expand_as(tokens)
+    return Proposal(tokens, parents, real, None, depth)
