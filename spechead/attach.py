@@ -16,6 +16,7 @@ from .config import METHODS, SpeculativeConfig
 from .heads.base import Head
 from .heads.load import load_head
 from .heads.medusa import MedusaHeads
+from .proposers.auto import AutoProposer
 from .proposers.base import BaseProposer, WrappedProposer
 from .proposers.draft_model import DraftModelProposer
 from .proposers.eagle import EagleProposer
@@ -104,6 +105,8 @@ class Speculation:
                     'speculative="draft_model" needs a draft: enable_speculation(model, draft_model="<repo or model>").'
                 )
             return DraftModelProposer(self.draft, config.num_draft_tokens or 5, self.shared, config.drafting)
+        if config.method == "auto":
+            return self._auto(config)
         medusa = config.method == "medusa"
         head = next((head for head in reversed(self.heads) if isinstance(head, MedusaHeads) == medusa), None)
         if head is None:
@@ -113,6 +116,18 @@ class Speculation:
                 'recipes/configs/<target>.yaml`; load it: enable_speculation(model, head="<repo or directory>").'
             )
         return self._with_head(head, config, medusa)
+
+    def _auto(self, config: SpeculativeConfig) -> BaseProposer:
+        """Prompt lookup beside the strongest drafter attached: an EAGLE head, Medusa heads, a draft model, or none."""
+        lookup = PromptLookupProposer(max_ngram=config.max_ngram or 3)
+        ordered = sorted(reversed(self.heads), key=lambda head: isinstance(head, MedusaHeads))
+        if ordered:
+            head = ordered[0]
+            return AutoProposer(lookup, self._with_head(head, config, isinstance(head, MedusaHeads)))
+        if self.draft is not None:
+            depth = config.num_draft_tokens or 5
+            return AutoProposer(lookup, DraftModelProposer(self.draft, depth, self.shared, config.drafting))
+        return AutoProposer(lookup)
 
     def _with_head(self, head: Any, config: SpeculativeConfig, medusa: bool) -> BaseProposer:
         best = head.config

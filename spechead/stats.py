@@ -30,6 +30,8 @@ class DecodeStats:
         near_ties: greedy decisions whose two best logits lay within 1e-4, where rounding may decide.
         seconds_drafting, seconds_verifying, seconds_other: wall-clock split of the steps.
         emitted_per_step: for each row, its emitted tokens and kept drafted tokens in each of its steps.
+        speculating_steps: steps in which any row drafted.
+        plans: for "auto", how many steps each plan was chosen.
         notes: what a user should know, such as a tree that became a chain.
     """
 
@@ -50,6 +52,8 @@ class DecodeStats:
     seconds_verifying: float = 0.0
     seconds_other: float = 0.0
     emitted_per_step: list[list[tuple[int, int]]] = field(default_factory=list)
+    speculating_steps: int = 0
+    plans: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -79,7 +83,9 @@ class DecodeStats:
         self.steps += 1
         self.row_steps += int(live.sum())
         self.nodes_fed += proposal.tokens.numel()
-        self.drafted_tokens += int(proposal.real[:, 1:].sum())
+        drafted = int(proposal.real[:, 1:].sum())
+        self.drafted_tokens += drafted
+        self.speculating_steps += drafted > 0
         self.emitted_tokens += int(acceptance.length.sum())
         self.kept_tokens += int(acceptance.kept.sum())
         tried = (proposal.depths * proposal.real).max(1).values

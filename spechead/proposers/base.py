@@ -24,6 +24,10 @@ class BaseProposer:
         """Draft nothing: a plain step."""
         return Proposal.root_only(context.root)
 
+    def nodes(self, depth: int) -> int:
+        """Return how many nodes a row drafts to a depth; a chain has one a level."""
+        return depth
+
     def select_rows(self, context: Context, index: Tensor) -> None:
         """Nothing to select."""
 

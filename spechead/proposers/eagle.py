@@ -87,11 +87,23 @@ class EagleProposer(BaseProposer):
         elif self.tree == "dynamic":
             proposal = grow_dynamic(sprout, context.root, deepest, self.branching, self.tree_size)
         else:
-            choices = EAGLE_25 if isinstance(self.tree, str) else self.tree
-            proposal = grow_static(sprout, context.root, [path for path in choices if len(path) <= deepest])
+            within = [path for path in self._choices if len(path) <= deepest]
+            proposal = grow_static(sprout, context.root, within)
         real = proposal.real & (proposal.depths <= depth[:, None])
         real[:, 0] = proposal.real[:, 0]
         return Proposal(proposal.tokens, proposal.parents, real, proposal.draft_probs, proposal.max_depth)
+
+    def nodes(self, depth: int) -> int:
+        """Return how many nodes a row drafts to a depth."""
+        if self.tree == "chain":
+            return depth
+        if self.tree == "dynamic":
+            return min(self.tree_size, self.branching * (1 + (depth - 1) * self.branching))
+        return sum(len(path) <= depth for path in self._choices)
+
+    @property
+    def _choices(self) -> Choices:
+        return EAGLE_25 if isinstance(self.tree, str) else self.tree
 
     def select_rows(self, context: Context, index: Tensor) -> None:
         """Keep the head's entries of rows `index [B']`."""

@@ -55,7 +55,6 @@ class MedusaProposer(BaseProposer):
         self.choices = [path for path in choices if len(path) <= depth][: tree_size or None]
         self.taps = heads.taps
         self.trained_positions: int = heads.config.trained_positions or 1 << 30
-        self.parents, self.depths, self.ranks = choices_to_parents(self.choices)
 
     def start(self, context: Context) -> None:
         """Remember each row's last state."""
@@ -68,11 +67,19 @@ class MedusaProposer(BaseProposer):
         if int(depth.max()) < 1:
             return Proposal.root_only(context.root)
         device = context.root.device
-        best = self.heads(hidden).topk(max(self.ranks) + 1, dim=-1).indices.to(device)  # [K, B, R]
-        head = torch.tensor(self.depths, device=device).sub(1).clamp(min=0)
-        tokens = best[head, :, torch.tensor(self.ranks, device=device)].T.contiguous()  # [B, N]
-        parents = torch.tensor([self.parents], device=device).expand(len(tokens), -1)
-        return tree_proposal(context.root, tokens, parents, max(self.depths))
+        parents, depths, ranks = choices_to_parents(self._within(self.num_draft_tokens))
+        best = self.heads(hidden).topk(max(ranks) + 1, dim=-1).indices.to(device)  # [K, B, R]
+        head = torch.tensor(depths, device=device).sub(1).clamp(min=0)
+        tokens = best[head, :, torch.tensor(ranks, device=device)].T.contiguous()  # [B, N]
+        above = torch.tensor([parents], device=device).expand(len(tokens), -1)
+        return tree_proposal(context.root, tokens, above, max(depths))
+
+    def nodes(self, depth: int) -> int:
+        """Return how many nodes a row drafts to a depth."""
+        return len(self._within(depth))
+
+    def _within(self, depth: int) -> Choices:
+        return [path for path in self.choices if len(path) <= depth]
 
     def select_rows(self, context: Context, index: Tensor) -> None:
         """Keep the states of rows `index [B']`."""

@@ -34,18 +34,19 @@ class NgramIndex:
                 self._after[size - 1][tuple(self.tokens[end - size :])] = end
             self.tokens.append(token)
 
-    def continuation(self, count: int) -> list[int]:
-        """Return up to `count` tokens after the last occurrence of the longest matching tail; [] without a match.
+    def continuation(self, count: int) -> tuple[list[int], int]:
+        """Return up to `count` tokens after the last occurrence of the longest matching tail, and that tail's length.
 
-        A copy that reaches the end of the row goes on into itself, which continues a repetition.
+        A copy that reaches the end of the row goes on into itself, which continues a repetition. Without a match the
+        answer is no token and length 0.
         """
         end = len(self.tokens)
         for size in range(min(self.max_ngram, end), 0, -1):
             start = self._after[size - 1].get(tuple(self.tokens[end - size :]))
             if start is not None:
-                period = self.tokens[start:]
-                return [period[i % len(period)] for i in range(count)]
-        return []
+                period = end - start
+                return [self.tokens[start + i % period] for i in range(count)], size
+        return [], 0
 
 
 class PromptLookupProposer(BaseProposer):
@@ -74,16 +75,19 @@ class PromptLookupProposer(BaseProposer):
 
     def propose(self, context: Context) -> Proposal:
         """Return one chain per row; a row without a match gets its root alone."""
+        return self.chains(context, [draft for draft, _ in self.find(context, self.num_draft_tokens)])
+
+    def find(self, context: Context, count: int) -> list[tuple[list[int], int]]:
+        """Look every row up; returns its copy of up to `count` tokens, as its room allows, and the match's length."""
         indexes = self._catch_up(context)
         rooms = context.room().tolist()
-        drafts = [
-            index.continuation(min(self.num_draft_tokens, room)) if room else []
-            for index, room in zip(indexes, rooms, strict=True)
-        ]
+        return [index.continuation(min(count, room)) for index, room in zip(indexes, rooms, strict=True)]
+
+    def chains(self, context: Context, drafts: list[list[int]]) -> Proposal:
+        """Make one chain a row from its copied tokens; rows may have none."""
         longest = max(len(draft) for draft in drafts)
-        device = context.root.device
         padded = [draft + [-1] * (longest - len(draft)) for draft in drafts]
-        tokens = torch.tensor(padded, device=device, dtype=torch.long).view(len(drafts), longest)
+        tokens = torch.tensor(padded, device=context.root.device, dtype=torch.long).view(len(drafts), longest)
         return Proposal.chain(context.root, tokens.clamp(min=0), tokens >= 0)
 
     def select_rows(self, context: Context, index: Tensor) -> None:
