@@ -1,0 +1,5 @@
+"""`python -m spechead` is the `spechead` command."""
+
+from .cli.main import main
+
+main()
