@@ -33,4 +33,14 @@ __all__ = [
     "disable_speculation",
     "enable_speculation",
     "load_head",
+    "publish",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load `publish` at its first use: it needs the bench and the Hub client, which decoding does not."""
+    if name == "publish":
+        from .hub.publish import publish
+
+        return publish
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

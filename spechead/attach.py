@@ -7,12 +7,12 @@ target's own.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from .config import METHODS, SpeculativeConfig
+from .config import METHODS, Method, SpeculativeConfig
 from .heads.base import Head
 from .heads.load import load_head
 from .heads.medusa import MedusaHeads
@@ -46,7 +46,10 @@ class Speculation:
     @classmethod
     def of(cls, model: Any) -> Speculation:
         """Return what is attached to a model; a class that inherits the mixin gets it at its first use."""
-        return model.__dict__.setdefault(SUPPORT_KEY, None) or model.__dict__.setdefault(SUPPORT_KEY, cls(model))
+        known: Speculation | None = model.__dict__.get(SUPPORT_KEY)
+        if known is None:
+            known = model.__dict__[SUPPORT_KEY] = cls(model)
+        return known
 
     def attach(self, head: Any, draft_model: Any, revision: str | None, tokenizer: Any, draft_tokenizer: Any) -> None:
         """Load and check heads and draft; what is given replaces what was attached, what is None stays.
@@ -63,7 +66,9 @@ class Speculation:
     def _load_head(self, head: Any, revision: str | None) -> Head:
         if isinstance(head, Head):
             return head.bind(self.target.model).eval()
-        return load_head(head, self.target.model, revision=revision).eval()
+        if not isinstance(head, (str, os.PathLike)):
+            raise ValueError(f"head={type(head).__name__} is no head; give a head, or the repo or directory of one.")
+        return load_head(str(head), self.target.model, revision=revision).eval()
 
     def _attach_draft(self, draft_model: Any, tokenizer: Any, draft_tokenizer: Any) -> None:
         if isinstance(draft_model, (str, os.PathLike)):
@@ -71,6 +76,10 @@ class Speculation:
             draft_model = AutoModelForCausalLM.from_pretrained(name, dtype=self.target.dtype)
             draft_model.to(self.target.device)
             draft_tokenizer = draft_tokenizer or AutoTokenizer.from_pretrained(name)
+        if not isinstance(draft_model, PreTrainedModel):
+            raise ValueError(
+                f"draft_model={type(draft_model).__name__} is no causal LM; give a model, repo or directory."
+            )
         if draft_model is self.target.model:
             raise ValueError("draft_model is the target itself; pass a smaller model (or a copy, to test).")
         self.draft = Target(draft_model)
@@ -89,7 +98,7 @@ class Speculation:
         if isinstance(speculative, str):
             if speculative not in METHODS:
                 raise ValueError(f"speculative={speculative!r} must be one of {', '.join(METHODS)}, or a proposer.")
-            speculative = SpeculativeConfig(method=speculative)
+            speculative = SpeculativeConfig(method=cast(Method, speculative))
         if isinstance(speculative, SpeculativeConfig):
             return self._by_method(speculative), speculative
         if speculative is True:
@@ -102,25 +111,28 @@ class Speculation:
         if config.method == "draft_model":
             if self.draft is None:
                 raise ValueError(
-                    'speculative="draft_model" needs a draft: enable_speculation(model, draft_model="<repo or model>").'
+                    'speculative="draft_model" needs a draft: enable_speculation(model, draft_model="<repo or path>").'
                 )
             return DraftModelProposer(self.draft, config.num_draft_tokens or 5, self.shared, config.drafting)
         if config.method == "auto":
             return self._auto(config)
         medusa = config.method == "medusa"
-        head = next((head for head in reversed(self.heads) if isinstance(head, MedusaHeads) == medusa), None)
+        head = next(iter(self._heads(medusa)), None)
         if head is None:
             recipe = "train_medusa" if medusa else "train_eagle"
             raise ValueError(
-                f'speculative="{config.method}" needs a head. Train one: `accelerate launch recipes/{recipe}.py --config '
-                'recipes/configs/<target>.yaml`; load it: enable_speculation(model, head="<repo or directory>").'
+                f'speculative="{config.method}" needs a head. Train one: `accelerate launch recipes/{recipe}.py '
+                '--config recipes/configs/<target>.yaml`; load it: enable_speculation(model, head="<repo or path>").'
             )
         return self._with_head(head, config, medusa)
 
+    def _heads(self, medusa: bool) -> list[Head]:
+        return [head for head in reversed(self.heads) if isinstance(head, MedusaHeads) == medusa]
+
     def _auto(self, config: SpeculativeConfig) -> BaseProposer:
-        """Prompt lookup beside the strongest drafter attached: an EAGLE head, Medusa heads, a draft model, or none."""
+        """Prompt lookup beside the strongest drafting attached: an EAGLE head, Medusa heads, a draft, or none."""
         lookup = PromptLookupProposer(max_ngram=config.max_ngram or 3)
-        ordered = sorted(reversed(self.heads), key=lambda head: isinstance(head, MedusaHeads))
+        ordered = [*self._heads(medusa=False), *self._heads(medusa=True)]
         if ordered:
             head = ordered[0]
             return AutoProposer(lookup, self._with_head(head, config, isinstance(head, MedusaHeads)))
@@ -130,8 +142,9 @@ class Speculation:
         return AutoProposer(lookup)
 
     def _with_head(self, head: Any, config: SpeculativeConfig, medusa: bool) -> BaseProposer:
+        head.bind(self.target.model)  # the target may have been moved or cast since
         best = head.config
-        tree = config.tree or best.tree or ("static" if medusa else "dynamic")
+        tree: Any = config.tree or best.tree or ("static" if medusa else "dynamic")
         notes: list[str] = []
         if self.target.verdict.tier == "chain" and tree != "chain":
             if config.tree is not None:
@@ -142,15 +155,14 @@ class Speculation:
             tree = "chain"
             notes.append(f"drafted chains instead of trees: {self.target.verdict.reason}")
             logger.warning_once(f"{config.method}: {notes[0]}")
-        sizes = {
-            "num_draft_tokens": config.num_draft_tokens or best.num_draft_tokens,
-            "tree_size": config.tree_size or best.tree_size,
-        }
+        # Best settings were measured with the head's own tree; a caller's paths are as deep and wide as given.
+        own = config.tree is None or isinstance(config.tree, str)
+        names = ("num_draft_tokens", "tree_size") if medusa else ("num_draft_tokens", "tree_size", "branching")
+        sizes = {name: getattr(config, name) or (getattr(best, name) if own else None) for name in names}
+        given = {name: value for name, value in sizes.items() if value is not None}
         if medusa:
-            proposer: BaseProposer = MedusaProposer(head, tree=tree, **sizes)
+            proposer: BaseProposer = MedusaProposer(head, tree=tree, **given)
         else:
-            sizes["branching"] = config.branching or best.branching
-            given = {name: value for name, value in sizes.items() if value is not None}
             proposer = EagleProposer(head, tree=tree, drafting=config.drafting, **given)
         proposer.notes = notes
         return proposer

@@ -1,8 +1,8 @@
 """The ragged KV cache: one zero-filled buffer for keys and values a layer, a length per row.
 
-Every row starts at slot 0 and slot = position, so masks and windows need no offsets. A step appends N nodes behind each
-row's own length (`open` then one `write` a layer), and `keep` moves the accepted ones next to the prefix. Torch only;
-hf.py lends it to a model's forward and converts from and to transformers' caches.
+Every row starts at slot 0 and slot = position, so masks and windows need no offsets. A step appends N nodes behind
+each row's own length (`open` then one `write` a layer), and `keep` moves the accepted ones next to the prefix.
+Torch only; hf.py lends it to a model's forward and converts from and to transformers' caches.
 """
 
 from __future__ import annotations
@@ -53,13 +53,21 @@ class RaggedCache:
         if layer not in self.keys:
             self.keys[layer] = self._buffer(keys)
             self.values[layer] = self._buffer(values)
-        for buffer, new in ((self.keys[layer], keys), (self.values[layer], values)):
+        elif keys.dtype != self.keys[layer].dtype or keys.shape[1::2] != self.keys[layer].shape[1::2]:
+            mine = self.keys[layer]
+            raise ValueError(
+                f"layer {layer} has cached {mine.shape[1]} heads of size {mine.shape[3]} in {mine.dtype}, and the "
+                f"model writes {keys.shape[1]} of size {keys.shape[3]} in {keys.dtype}; give a cache that "
+                "this model filled in its present dtype, or none."
+            )
+        buffers = self.keys[layer], self.values[layer]
+        for buffer, new in zip(buffers, (keys, values), strict=True):
             if self._slots is None:
-                buffer[:, :, self.start : self.start + new.shape[2]] = new
+                buffer.narrow(2, self.start, new.shape[2]).copy_(new)
             else:
                 rows = torch.arange(self.batch, device=buffer.device)[:, None]
                 buffer[rows, :, self._slots.to(buffer.device)] = new.transpose(1, 2)
-        return self.keys[layer][:, :, : self.width], self.values[layer][:, :, : self.width]
+        return buffers[0].narrow(2, 0, self.width), buffers[1].narrow(2, 0, self.width)
 
     def advance(self, count: Tensor | int) -> None:
         """Count `count` (`[B]` or one for all) appended slots of every row as valid."""
@@ -91,12 +99,18 @@ class RaggedCache:
 
     def add_rows(self, other: RaggedCache) -> None:
         """Append the rows of another cache of the same model."""
-        self.reserve(other.capacity)
-        other.reserve(self.capacity)
-        self.lengths = torch.cat([self.lengths, other.lengths])
+        capacity = max(self.capacity, other.capacity)
+        self._grow(capacity)
+        other._grow(capacity)
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            for layer, buffer in theirs.items():
-                mine[layer] = torch.cat([mine[layer], buffer]) if layer in mine else buffer
+            for layer in sorted(mine.keys() | theirs.keys()):
+                like = mine[layer] if layer in mine else theirs[layer]
+                rows = [
+                    buffers[layer] if layer in buffers else like.new_zeros(cache.batch, *like.shape[1:])
+                    for cache, buffers in ((self, mine), (other, theirs))  # one not written to yet has no buffers
+                ]
+                mine[layer] = torch.cat(rows)
+        self.lengths = torch.cat([self.lengths, other.lengths])
 
     def truncate(self, lengths: Tensor) -> None:
         """Forget every slot from `lengths [B]` on."""
@@ -104,19 +118,23 @@ class RaggedCache:
 
     def reserve(self, capacity: int) -> None:
         """Grow all buffers to hold at least `capacity` slots a row, zero-filled."""
-        if capacity <= self.capacity:
-            return
-        self.capacity = -(-capacity // BLOCK) * BLOCK
-        for buffers in (self.keys, self.values):
-            for layer, buffer in buffers.items():
-                grown = self._buffer(buffer)
-                grown[:, :, : buffer.shape[2]] = buffer
-                buffers[layer] = grown
+        if capacity > self.capacity:
+            self._grow(-(-capacity // BLOCK) * BLOCK)
 
     def nbytes(self) -> int:
         """Bytes held by all buffers."""
         tensors = [*self.keys.values(), *self.values.values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def _grow(self, capacity: int) -> None:
+        if capacity == self.capacity:
+            return
+        self.capacity = capacity
+        for buffers in (self.keys, self.values):
+            for layer, buffer in buffers.items():
+                grown = self._buffer(buffer)
+                grown[:, :, : buffer.shape[2]] = buffer
+                buffers[layer] = grown
 
     def _buffer(self, like: Tensor) -> Tensor:
         batch, heads, _, dim = like.shape

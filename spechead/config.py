@@ -4,12 +4,12 @@ A config names a method and, where a user wants other than the measured defaults
 not use must stay None, so that nothing given is silently ignored.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, TypeVar
 
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 
 from .verify import TypicalAcceptance
 
@@ -24,8 +24,31 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "max_ngram": ("auto", "prompt_lookup"),
 }
 
+T = TypeVar("T")
 
-@strict
+
+def strictly(cls: type[T]) -> type[T]:
+    """Check every field of a dataclass against its annotation; what does not fit is a ValueError.
+
+    The annotations must be types: a module with postponed annotations has strings, which nothing is checked against.
+    """
+    if any(isinstance(annotation, str) for annotation in cls.__annotations__.values()):
+        raise TypeError(f"{cls.__name__} has postponed annotations; drop the __future__ import of its module.")
+    checked = strict(cls)
+    initialise = checked.__init__
+
+    @wraps(initialise)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            initialise(self, *args, **kwargs)
+        except StrictDataclassError as error:
+            raise ValueError(f"{cls.__name__}: {' '.join(str(error).split())}") from error
+
+    checked.__init__ = __init__  # type: ignore[method-assign]  # the same signature
+    return checked
+
+
+@strictly
 @dataclass
 class DraftingConfig:
     """How a drafting model picks tokens.
@@ -37,7 +60,7 @@ class DraftingConfig:
             this; None never stops. The drawn token itself is always proposed.
     """
 
-    temperature: float | None = None
+    temperature: float | int | None = None
     confidence_threshold: float | None = None
 
     def __post_init__(self) -> None:
@@ -47,7 +70,7 @@ class DraftingConfig:
             raise ValueError(f"drafting.confidence_threshold={self.confidence_threshold} must lie between 0 and 1.")
 
 
-@strict
+@strictly
 @dataclass
 class TypicalConfig:
     """Thresholds of typical acceptance (lossy; Cai et al. 2024): p > min(epsilon, delta * exp(-entropy))."""
@@ -60,14 +83,14 @@ class TypicalConfig:
             raise ValueError(f"typical acceptance needs 0 < epsilon < 1 and 0 < delta <= 1; got {self}.")
 
 
-@strict
+@strictly
 @dataclass
 class SpeculativeConfig:
     """How `model.generate(speculative=...)` drafts and accepts.
 
     Attributes:
         method: "auto", "draft_model", "eagle", "medusa" or "prompt_lookup".
-        num_draft_tokens: depth to which a chain or tree is drafted, the root excluded; None takes the method's default.
+        num_draft_tokens: depth to which a chain or tree is drafted, the root excluded; None takes the method's own.
         tree: static tree as paths of ranks, or "chain", "static" or "dynamic"; None takes the head's measured default.
         tree_size: nodes kept of a dynamic tree, the root excluded.
         branching: children tried under each node of a dynamic tree.
@@ -79,7 +102,7 @@ class SpeculativeConfig:
 
     method: Method = "auto"
     num_draft_tokens: int | None = None
-    tree: str | list[Any] | None = None
+    tree: str | list[Any] | tuple[Any, ...] | None = None
     tree_size: int | None = None
     branching: int | None = None
     max_ngram: int | None = None

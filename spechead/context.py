@@ -7,25 +7,24 @@ decoding.step drives it; proposers read it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 
 from . import hf
 from .cache import RaggedCache
 from .fresh import Fresh
 from .proposal import Acceptance, Proposal
-from .sampling import NEAR_TIE, Draws, Sampler, probabilities, process
+from .row import Row
+from .sampling import NEAR_TIE, Draws, probabilities, process
 from .stats import DecodeStats
 from .target import Target
 from .verify import TypicalAcceptance
 
 
 class Proposer(Protocol):
-    """A way of drafting. Only `taps` and `propose` are asked of a caller's own object; proposers.base fills in the rest."""
+    """A way of drafting. A caller's own object needs `taps` and `propose` only; proposers.base fills in the rest."""
 
     taps: tuple[int, ...]
 
@@ -41,47 +40,11 @@ class Proposer(Protocol):
     def add_rows(self, context: Context, other: Context) -> None:
         """Append the state of the rows of `other`; both contexts still hold their own rows."""
 
+    def carry(self, context: Context) -> Any:
+        """Return what the next turn of the same conversation needs, or None."""
 
-@dataclass
-class Row:
-    """What belongs to one row alone.
-
-    Attributes:
-        sampler: processors, greedy or not, generator.
-        criteria: its stopping criteria.
-        prompt_width: columns of the prompt, left pads included.
-        end: columns in use: prompt and emitted tokens.
-        max_length: columns at which it stops.
-        on_token: called with every emitted token, for a server's stream; may be None.
-        scores, logits: processed scores and raw logits `[V]` of emitted tokens, if kept.
-        stopped: met a criterion.
-    """
-
-    sampler: Sampler
-    criteria: StoppingCriteriaList
-    prompt_width: int
-    end: int
-    max_length: int
-    on_token: Callable[[int], None] | None = None
-    scores: list[Tensor] = field(default_factory=list)
-    logits: list[Tensor] = field(default_factory=list)
-    stopped: bool = False
-    eos: frozenset[int] = field(init=False)
-    other_criteria: list[Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        fixed = (EosTokenCriteria, MaxLengthCriteria)
-        ends = [criterion for criterion in self.criteria if type(criterion) is EosTokenCriteria]
-        self.eos = frozenset(token for criterion in ends for token in criterion.eos_token_id.flatten().tolist())
-        self.other_criteria = [criterion for criterion in self.criteria if type(criterion) not in fixed]
-
-    def stops(self, token: int, ids: Tensor) -> bool:
-        """Whether the row stops on the token it has just emitted; `ids` is `[1, end]`."""
-        stop = self.end >= self.max_length or token in self.eos
-        scores = tuple(score[None] for score in self.scores) or None
-        for criterion in self.other_criteria:  # every criterion sees every token, as in plain decoding
-            stop = bool(torch.as_tensor(criterion(ids, scores)).flatten()[0]) or stop
-        return stop
+    def resume(self, context: Context, carried: Any) -> None:
+        """Take up what `carry` returned for the very tokens that are cached now."""
 
 
 class Context:
@@ -148,12 +111,12 @@ class Context:
     @property
     def draws(self) -> Draws:
         """The batch's randomness."""
-        return Draws([row.sampler for row in self.rows])
+        return Draws([row.sampler for row in self.rows], lambda row: self.rows[row].emitted)
 
     @property
-    def greedy(self) -> bool:
-        """True when no row samples."""
-        return not any(row.sampler.do_sample for row in self.rows)
+    def draws_drafts(self) -> bool:
+        """True when some row's drafts are drawn from a law; else they are all point masses."""
+        return any(row.sampler.draws_drafts for row in self.rows)
 
     def row_ids(self, row: int) -> Tensor:
         """A row's ids so far `[1, end]`, left pads included."""
@@ -178,27 +141,30 @@ class Context:
         Raises:
             ValueError: if a row's root, batch size or a token id is wrong.
         """
-        if len(proposal.tokens) != self.batch or bool((proposal.real[:, 0] & (proposal.tokens[:, 0] != self.root)).any()):
+        roots = torch.where(proposal.real[:, 0], proposal.tokens[:, 0], -1)
+        if len(roots) != self.batch or bool((roots != self.root).any()):
             raise ValueError(
-                f"a proposal's node 0 must be each row's root {self.root.tolist()}; got "
-                f"{proposal.tokens[:, 0].tolist()}."
+                f"a proposal's node 0 must be each row's root {self.root.tolist()} (real, except in done rows, whose "
+                f"root is -1); got {roots.tolist()}."
             )
-        real = proposal.real & (proposal.depths <= self.room()[:, None]) & ~self.done[:, None]
+        if proposal.tokens.shape[1] == 1:
+            return proposal
+        room = self.room()
+        real = proposal.real & (proposal.depths <= room[:, None]) & ~self.done[:, None]
         if bool((real & ((proposal.tokens < 0) | (proposal.tokens >= self.target.vocab_size))).any()):
-            raise ValueError(f"a proposal holds token ids outside 0..{self.target.vocab_size - 1}, the target's vocabulary.")
-        used = int((real.any(0).int() * torch.arange(1, real.shape[1] + 1, device=real.device)).max())
-        used = max(used, 1)
-        probs = None if proposal.draft_probs is None or used == 1 else proposal.draft_probs[:, :used]
-        depth = min(proposal.max_depth, used - 1)
-        return Proposal(proposal.tokens[:, :used], proposal.parents[:, :used], real[:, :used], probs, depth)
+            raise ValueError(f"a proposal holds ids outside 0..{self.target.vocab_size - 1}, the target's vocabulary.")
+        used = max(int((real.any(0).int() * torch.arange(1, real.shape[1] + 1, device=real.device)).max()), 1)
+        depth = min(proposal.max_depth, used - 1, int(room.max()))
+        tokens = torch.where(real, proposal.tokens, 0)  # what pads a proposal need not be a token
+        return proposal.cut(tokens, real, used, depth)
 
     def probs_at(self, proposal: Proposal, logits: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the law of the node each row stands on, given logits `[B, N, V]` of the proposal's nodes."""
 
         def law(nodes: Tensor) -> Tensor:
-            asked = [row for row, node in enumerate(nodes.tolist()) if node >= 0]
-            raw = logits[asked, nodes[asked]].to(torch.float32)  # [R, V]
-            raw = raw.to(self.root.device)
+            at = nodes.tolist()
+            asked = [row for row, node in enumerate(at) if node >= 0]
+            raw = torch.stack([logits[row, at[row]] for row in asked]).to(self.root.device, torch.float32)  # [R, V]
             samplers = [self.rows[row].sampler for row in asked]
             scores = process(samplers, [self.row_ids(row) for row in asked], raw)
             for place, row in enumerate(asked):
@@ -223,7 +189,7 @@ class Context:
             raw, scores = self._pending.pop(index)
             if self.keep_logits:
                 row.logits.append(raw)
-            if self.keep_scores:
+            if self.keep_scores or row.keep_scores:
                 row.scores.append(scores)
             if not row.sampler.do_sample:
                 self.stats.near_ties += int((scores >= scores.max() - NEAR_TIE).sum() > 1)

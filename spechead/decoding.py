@@ -10,12 +10,26 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from . import hf
 from .context import Context
 from .fresh import Fresh
 from .proposal import Proposal
+from .stats import DecodeStats
 from .verify import verify
+
+logger = logging.get_logger(__name__)
+
+TRAINED = ("draft_model", "eagle", "medusa")
+HOPELESS, TRIED = 0.3, 64  # kept share of first drafted tokens below which a call warns, and the fewest that say so
+LIKELY_CAUSES = (
+    "the draft has another tokenizer (`spechead plan --draft-model` compares them)",
+    "it was trained for another family or revision of the target (`spechead inspect --target` compares them)",
+    "the head reads other taps than it was trained on (`spechead inspect` names them)",
+    "it was trained with other chat template arguments (--chat-template-kwargs)",
+    "it was trained on another domain than is asked here (`spechead bench` shows each group)",
+)
 
 
 def step(context: Context) -> None:
@@ -93,3 +107,18 @@ def speculative_decode(context: Context) -> None:
         while not context.all_done:
             step(context)
     context.flush()
+    warn_if_hopeless(context.stats)
+
+
+def warn_if_hopeless(stats: DecodeStats) -> None:
+    """Say once when something trained drafts little that is kept: it costs time, and often hides a mistake."""
+    if stats.method not in TRAINED or not stats.tried_by_depth or stats.tried_by_depth[0] < TRIED:
+        return
+    rate = stats.kept_by_depth[0] / stats.tried_by_depth[0]
+    if rate < HOPELESS:
+        causes = "; ".join(f"{number}. {cause}" for number, cause in enumerate(LIKELY_CAUSES, 1))
+        logger.warning_once(  # the same text every time, or it would be said again
+            f"{stats.method}: fewer than {HOPELESS:.0%} of the first drafted tokens were kept. Likely causes: "
+            f"{causes}. "
+            'Measure it with `spechead bench`, or let speculative="auto" step back.'
+        )

@@ -1,13 +1,15 @@
 """Fresh features: hidden states of positions newly cached, gathered until a trained proposer takes them.
 
-One store a consumer; the context appends what each step kept, the consumer takes all of it when it next drafts, be that
-the next step or many steps later.
+One store a consumer; the context appends what each step kept, the consumer takes all of it when it next drafts, be
+that the next step or many steps later.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+Part = tuple[dict[int, Tensor], Tensor]  # {tap: [B, A, H]}, and how many of the A count in each row [B]
 
 
 class Fresh:
@@ -19,7 +21,8 @@ class Fresh:
 
     def __init__(self, taps: tuple[int, ...]) -> None:
         self.taps = taps
-        self._parts: list[tuple[dict[int, Tensor], Tensor]] = []
+        self._parts: list[Part] = []
+        self._taken: Part | None = None  # what a take left: the rows, without positions
 
     @property
     def empty(self) -> bool:
@@ -33,30 +36,38 @@ class Fresh:
     def take(self) -> tuple[dict[int, Tensor], Tensor]:
         """Return all features since the last take, `{tap: [B, A, H]}`, and how many count in each row `[B]`."""
         self._merge()
-        parts, self._parts = self._parts, []
-        if not parts:
+        if not self._parts:
             raise ValueError("no features have been gathered since the last take; take once a step.")
-        return parts[0]
+        states, length = self._parts.pop()
+        nothing = {tap: state.new_zeros(len(state), 0, state.shape[-1]) for tap, state in states.items()}
+        self._taken = (nothing, torch.zeros_like(length))
+        return states, length
 
     def select_rows(self, index: Tensor) -> None:
         """Keep rows `index [B']`."""
-        self._parts = [
-            ({tap: state[index.to(state.device)] for tap, state in states.items()}, length[index])
-            for states, length in self._parts
-        ]
+        self._parts = [_select(part, index) for part in self._parts]
+        self._taken = None if self._taken is None else _select(self._taken, index)
 
     def add_rows(self, other: Fresh) -> None:
         """Append the rows of another store of the same taps."""
-        self._merge()
-        other._merge()
-        mine, theirs = self._parts[0], other._parts[0]
+        nothing_new = self.empty and other.empty
+        mine, theirs = self._whole(), other._whole()
         width = max(next(iter(part[0].values())).shape[1] for part in (mine, theirs))
 
         def padded(state: Tensor) -> Tensor:
             return torch.nn.functional.pad(state, (0, 0, 0, width - state.shape[1]))
 
         joined = {tap: torch.cat([padded(mine[0][tap]), padded(theirs[0][tap])]) for tap in self.taps}
-        self._parts = [(joined, torch.cat([mine[1], theirs[1]]))]
+        part = (joined, torch.cat([mine[1], theirs[1]]))
+        self._parts, self._taken = ([], part) if nothing_new else ([part], None)
+
+    def _whole(self) -> Part:
+        """Return all that is gathered as one part; of a store that was taken from, its rows without positions."""
+        self._merge()
+        whole = self._parts[0] if self._parts else self._taken
+        if whole is None:
+            raise ValueError("rows can join after their prompts have been fed; this store has never held features.")
+        return whole
 
     def _merge(self) -> None:
         """Turn the parts into one, each row's counted positions moved together."""
@@ -73,3 +84,8 @@ class Fresh:
             order = torch.argsort(~torch.cat(counted, dim=1), dim=1, stable=True)[:, : int(length.max())]
             merged[tap] = states.gather(1, order.to(states.device)[..., None].expand(-1, -1, states.shape[-1]))
         self._parts = [(merged, length)]
+
+
+def _select(part: Part, index: Tensor) -> Part:
+    states, length = part
+    return {tap: state[index.to(state.device)] for tap, state in states.items()}, length[index]

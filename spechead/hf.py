@@ -6,8 +6,9 @@ takes, hidden-state capture, and the kinds of cache layers. A rename upstream is
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.distributed.fsdp import is_fsdp_managed_module
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from .cache import RaggedCache
@@ -86,9 +89,42 @@ def unsupported_layers(config: PreTrainedConfig) -> list[str]:
     return sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers if type(layer) not in plain})
 
 
+def named_arguments(generate: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Name the arguments of a call of `generate`.
+
+    Raises:
+        TypeError: as the call itself would, for too many arguments or one given twice.
+    """
+    bound = inspect.signature(generate).bind(*args, **kwargs)
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        named.update(value if rest else {name: value})
+    return named
+
+
+def ranks_run_together(model: nn.Module) -> bool:
+    """Whether each forward gathers sharded weights from all ranks (DeepSpeed ZeRO-3, FSDP)."""
+    distributed = torch.distributed
+    world = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    return world > 1 and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+
+
+def has_virtual_tokens(model: nn.Module) -> bool:
+    """Whether a PeftModel is generating with this model, whose prompt-learning adapter prepares the inputs."""
+    owner = getattr(model.__dict__.get("prepare_inputs_for_generation"), "__self__", None)
+    return bool(getattr(getattr(owner, "active_peft_config", None), "is_prompt_learning", False))
+
+
 def takes(model: nn.Module, argument: str) -> bool:
     """Whether the model's forward has a parameter of this name."""
-    return argument in inspect.signature(model.forward).parameters
+    kind: Any = type(model)
+    return argument in _parameters(kind)
+
+
+@functools.cache
+def _parameters(kind: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def call(
@@ -133,16 +169,9 @@ def call(
 def hidden_states(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, taps: Iterable[int]
 ) -> dict[int, Tensor]:
-    """Capture taps of a whole sequence without cache and with the LM head at the last position only (for training).
+    """Capture taps of whole sequences, `{tap: [B, L, H]}`, without cache, the LM head at the last position only.
 
-    Args:
-        model: the target.
-        input_ids: `[B, L]`.
-        attention_mask: `[B, L]` of 0 and 1, or None.
-        taps: indices of transformers' `hidden_states`; the number of layers means after the final norm.
-
-    Returns:
-        `{tap: [B, L, H]}`.
+    For training: `input_ids [B, L]`, `attention_mask [B, L]` of 0 and 1 or None; taps as in `call`.
     """
     wanted = sorted(set(taps))
     arguments: dict[str, Any] = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
@@ -187,7 +216,8 @@ def model_masks(
         kinds["chunked_attention"] = allowed & (queries[:, :, None] // chunk == keys[:, None, :] // chunk)
     if form == "dict":
         return {kind: additive(kinds[kind]) for kind in set(config.layer_types)}
-    return additive(kinds.get("sliding_attention", allowed))
+    layer_types = getattr(config, "layer_types", None)
+    return additive(kinds[layer_types[0]] if layer_types else kinds.get("sliding_attention", allowed))
 
 
 def mask_forms(config: PreTrainedConfig) -> list[str]:
@@ -216,6 +246,11 @@ def cached_length(cache: Any) -> int:
     return max((layer.get_seq_length() for layer in cache.layers if type(layer) is not DummyLayer), default=0)
 
 
+def cached_rows(cache: Any) -> int:
+    """Return the number of rows in a caller's cache that holds tokens."""
+    return next(layer.keys.shape[0] for layer in cache.layers if layer.is_initialized)
+
+
 def import_cache(source: DynamicCache, into: RaggedCache) -> None:
     """Copy a caller's cache; what a sliding layer dropped stays zero, which no later query attends to."""
     length = cached_length(source)
@@ -237,7 +272,7 @@ def export_cache(source: RaggedCache, into: DynamicCache, pads: Tensor, length: 
         source: the ragged cache.
         into: the same object that was imported, or an empty one; its layer types are kept.
         pads: `[B]` left pads of the prompt, which return as zero slots.
-        length: common length; rows that ended earlier hold zeros up to it.
+        length: common length, which no row's slots and pads fall short of.
     """
     slots = torch.arange(length, device=pads.device)[None, :] - pads[:, None]  # [B, length]
     valid = (slots >= 0) & (slots < source.lengths[:, None])

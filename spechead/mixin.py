@@ -6,6 +6,8 @@ Input preparation, expansion, processors and criteria stay transformers' own: `g
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +20,10 @@ from . import hf, support
 from .attach import SUPPORT_KEY, Speculation
 from .cache import RaggedCache
 from .config import SpeculativeConfig
-from .context import Context, Row
-from .decoding import prefill, speculative_decode
-from .sampling import Sampler
+from .context import Context
+from .decoding import consumers, prefill, speculative_decode
+from .proposers.draft_model import DraftModelProposer
+from .row import rows_of_call
 from .stats import DecodeStats
 from .target import Target
 
@@ -54,38 +57,41 @@ class SpeculativeGenerationMixin:
         if speculative is None or speculative is False:
             extra = {} if generator is None else {"generator": generator}
             return super().generate(*args, **extra, **kwargs)  # type: ignore[misc]  # the model class follows the mixin
-        state = Speculation.of(self)
-        names = ("inputs", "generation_config", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
-        if len(args) > len(names):
-            raise ValueError(f"generate takes at most {len(names)} positional arguments with speculative=...")
-        kwargs.update(zip(names, args, strict=False))
-        config = kwargs.get("generation_config")
-        support.check_arguments(kwargs, (config, self.generation_config))  # type: ignore[attr-defined]
-        proposer, settings = state.proposer(speculative)
-        streamer, tokenizer = kwargs.get("streamer"), kwargs.pop("tokenizer", None)
-        strings = _stop_strings(kwargs, config, self.generation_config)  # type: ignore[attr-defined]
-        if strings is not None:
-            if tokenizer is None:
-                raise ValueError(f"stop_strings={strings!r} needs the tokenizer: generate(..., tokenizer=tokenizer).")
-            own = kwargs.get("stopping_criteria")
-            kwargs["stopping_criteria"] = StoppingCriteriaList([*(own or []), StopStringCriteria(tokenizer, strings)])
-            kwargs["stop_strings"] = None
+        plainly = super().generate  # type: ignore[misc]
+        arguments = hf.named_arguments(plainly, args, kwargs)
+        streamer = arguments.get("streamer")
+        try:
+            state = Speculation.of(self)
+            configs = (arguments.get("generation_config"), self.generation_config)  # type: ignore[attr-defined]
+            support.check_model(self)
+            support.check_arguments(arguments, configs)
+            # Held back: transformers would hand it the prompt before the loop has checked what it got.
+            arguments.pop("streamer", None)
+            _bind_stop_strings(arguments, configs)
+            proposer, settings = state.proposer(speculative)
+            call = _Call(state.target, proposer, settings, generator, streamer, arguments.get("attention_mask"))
 
-        def loop(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Any:
-            try:
-                call = _Call(state.target, proposer, settings, generator, streamer)
+            def loop(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Any:
                 return call.run(input_ids, **prepared)
-            finally:
-                if streamer is not None:
-                    streamer.end()
 
-        return super().generate(custom_generate=loop, **kwargs)  # type: ignore[misc]
+            return plainly(custom_generate=loop, **arguments)
+        finally:
+            if streamer is not None:  # after an error too: a thread that reads from it would wait for ever
+                streamer.end()
 
 
-def _stop_strings(kwargs: dict[str, Any], *configs: Any) -> Any:
-    if "stop_strings" in kwargs:
-        return kwargs["stop_strings"]
-    return next((c.stop_strings for c in configs if c is not None and c.stop_strings is not None), None)
+def _bind_stop_strings(arguments: dict[str, Any], configs: Iterable[Any]) -> None:
+    """Turn stop strings into a criterion here: the hook would lose the tokenizer that they need."""
+    tokenizer = arguments.pop("tokenizer", None)
+    known = (config.stop_strings for config in configs if config is not None and config.stop_strings is not None)
+    strings = arguments["stop_strings"] if "stop_strings" in arguments else next(known, None)
+    if strings is None:
+        return
+    if tokenizer is None:
+        raise ValueError(f"stop_strings={strings!r} needs the tokenizer: generate(..., tokenizer=tokenizer).")
+    own = arguments.get("stopping_criteria") or []
+    arguments["stopping_criteria"] = StoppingCriteriaList([*own, StopStringCriteria(tokenizer, strings)])
+    arguments["stop_strings"] = None
 
 
 @dataclass
@@ -97,6 +103,7 @@ class _Call:
     settings: SpeculativeConfig | None
     generator: Any
     streamer: Any
+    mask_given: Tensor | None
 
     def run(
         self,
@@ -113,12 +120,17 @@ class _Call:
         pad_token = None if pad is None else int(pad)
         typical = None if self.settings is None else self.settings.typical_acceptance()
         support.check_processors(logits_processor, typical is not None)
-        pads = support.check_prompt(input_ids, mask, cache, self.target.verdict.tier, pad_token)
-        extra = {n: model_kwargs[n] for n in ("token_type_ids", "mm_token_type_ids") if model_kwargs.get(n) is not None}
+        support.check_taps((tap for part in consumers(self.proposer) for tap in part.taps), self.target.num_layers)
+        support.check_mask_width(self.mask_given, input_ids)
+        pads = support.check_prompt(input_ids, mask, cache)
+        support.check_batch(len(input_ids), stopping_criteria, pad_token, self._tiers())
+        kinds = ("token_type_ids", "mm_token_type_ids")
+        extra = {name: model_kwargs[name] for name in kinds if model_kwargs.get(name) is not None}
         returned = generation_config.return_dict_in_generate
-        rows = self._rows(input_ids, logits_processor, stopping_criteria, generation_config)
+        rows = rows_of_call(input_ids, logits_processor, stopping_criteria, generation_config, self.generator)
         ragged = self.target.new_cache(len(rows), min(generation_config.max_length, input_ids.shape[1] + 4096) + 64)
         if cache is not None and hf.cached_length(cache):
+            support.check_layers(cache, self.target.model.config)
             hf.import_cache(cache, ragged)
         context = Context(
             self.target,
@@ -135,31 +147,27 @@ class _Call:
         )
         context.stats.method, context.stats.lossy = self.proposer.name, typical is not None
         context.stats.notes += self.proposer.notes
-        mine = returned or getattr(cache, "_is_user_defined", False)
+        mine = cache is not None and (returned or getattr(cache, "_is_user_defined", False))
+        if self.streamer is not None:
+            self.streamer.put(input_ids.cpu())
         carried = None if cache is None else _carried(cache, input_ids, ragged)
         try:
             prefill(context, mask, generation_config.prefill_chunk_size, carried, **extra)
             speculative_decode(context)
         finally:
-            if mine and cache is not None and ragged.keys:
-                hf.export_cache(ragged, cache, context.pads, int((ragged.lengths + context.pads).max()))
-        if mine and cache is not None:
+            if mine and context.stats.prefill_forwards:
+                # Rows that ended early hold fewer columns. The next turn feeds again what some row lacks.
+                hf.export_cache(ragged, cache, context.pads, int((ragged.lengths + context.pads).min()))
+        if mine:
             _carry(cache, context)
         return self._output(context, cache) if returned else self._sequences(context)
 
-    def _rows(self, ids: Tensor, processors: LogitsProcessorList, criteria: StoppingCriteriaList, config: Any) -> list[Row]:
-        generators = self.generator if isinstance(self.generator, (list, tuple)) else [self.generator] * len(ids)
-        if len(generators) != len(ids):
-            raise ValueError(
-                f"generator= holds {len(generators)} generators for {len(ids)} rows (num_return_sequences counted); "
-                "give one, or one a row."
-            )
-        width = ids.shape[1]
-        sample = bool(config.do_sample)
-        return [
-            Row(Sampler(processors, row, sample, generators[row]), criteria, width, width, config.max_length)
-            for row in range(len(ids))
-        ]
+    def _tiers(self) -> dict[str, str]:
+        tiers = {"target": self.target.verdict.tier}
+        for part in consumers(self.proposer):
+            if isinstance(part, DraftModelProposer):
+                tiers["draft"] = part.draft.verdict.tier
+        return tiers
 
     def _sequences(self, context: Context) -> Tensor:
         return context.ids[:, : max(row.end for row in context.rows)]
@@ -189,7 +197,11 @@ def _carried(cache: Any, ids: Tensor, ragged: RaggedCache) -> Any:
     """Return the state that travelled with a cache, if it is of the very tokens that are cached; it is used once."""
     known, state = cache.__dict__.pop(CARRIED_KEY, (None, None))
     cached = int(ragged.lengths[0])
-    same = known is not None and known.shape == (len(ids), cached) and torch.equal(known, ids[:, :cached].to(known.device))
+    same = (
+        known is not None
+        and known.shape == (len(ids), cached)
+        and torch.equal(known, ids[:, :cached].to(known.device))
+    )
     return state if same else None
 
 
@@ -229,13 +241,15 @@ def enable_speculation(
     inner = unwrap(model)
     if not isinstance(inner, PreTrainedModel):
         raise ValueError(f"enable_speculation needs a transformers causal LM; got {type(inner).__name__}.")
-    state = Speculation(inner)
+    known = inner.__dict__.get(SUPPORT_KEY)
+    state = Speculation(inner) if known is None else copy.copy(known)  # what is attached stays, should attach() refuse
     state.attach(head, draft_model, revision, tokenizer, draft_tokenizer)
     _ = state.target.verdict
     base = type(inner)
     if not issubclass(base, SpeculativeGenerationMixin):
         inner.__class__ = _speculative_class(base)
-    inner.__dict__.pop("generate", None)  # an instance attribute (custom_generate repos set one) would hide the mixin's
+    # An instance attribute, as repos with a custom_generate set one, would hide the mixin's.
+    inner.__dict__.pop("generate", None)
     inner.__dict__[SUPPORT_KEY] = state
     return model
 
@@ -258,7 +272,8 @@ def unwrap(model: Any) -> Any:
     """
     if not hasattr(model, "peft_config"):
         return model
-    if getattr(model.active_peft_config, "is_prompt_learning", False):
+    # A model whose adapters are its own (`add_adapter`) is no wrapper, and has no active_peft_config.
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise ValueError("prompt-learning adapters add virtual tokens to the cache; merge or drop them first.")
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -270,5 +285,12 @@ def _speculative_class(base: type[nn.Module]) -> type[nn.Module]:
     """Make, once a base class, the class that enabled models take; name and module stay, so that saving does too."""
     if base not in _CLASSES:
         names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "_spechead_base": base}
+        names |= {"__reduce_ex__": lambda model, _: (_blank, (base,), model.__dict__)}
         _CLASSES[base] = type(base.__name__, (SpeculativeGenerationMixin, base), names)
     return _CLASSES[base]
+
+
+def _blank(base: type[nn.Module]) -> nn.Module:
+    """Make an empty model of an enabled class: pickles find classes by their name, which is the base's."""
+    made = _speculative_class(base)
+    return made.__new__(made)

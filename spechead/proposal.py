@@ -35,19 +35,27 @@ class Proposal:
     max_depth: int = -1
 
     def __post_init__(self) -> None:
-        if not self.tokens.shape == self.parents.shape == self.real.shape or self.tokens.ndim != 2:
+        given = (self.tokens, self.parents, self.real, *([] if self.draft_probs is None else [self.draft_probs]))
+        if not all(torch.is_tensor(each) for each in given):
+            raise TypeError(f"Proposal needs tensors; got {', '.join(type(each).__name__ for each in given)}.")
+        alike = self.tokens.shape == self.parents.shape == self.real.shape
+        if not alike or self.tokens.ndim != 2 or self.tokens.shape[1] == 0:
             raise ValueError(
-                f"Proposal needs tokens, parents and real of one shape [B, N]; got {tuple(self.tokens.shape)}, "
-                f"{tuple(self.parents.shape)}, {tuple(self.real.shape)}."
+                f"Proposal needs tokens, parents and real of one shape [B, N], N >= 1; got "
+                f"{tuple(self.tokens.shape)}, {tuple(self.parents.shape)}, {tuple(self.real.shape)}."
             )
-        if self.draft_probs is not None and self.draft_probs.shape[:2] != self.tokens.shape:
+        probs = self.draft_probs
+        if probs is not None and (probs.ndim != 3 or probs.shape[:2] != self.tokens.shape):
             raise ValueError(
-                f"draft_probs must be [B, N, V] with [B, N] = {tuple(self.tokens.shape)}; "
-                f"got {tuple(self.draft_probs.shape)}."
+                f"draft_probs must be [B, N, V] with [B, N] = {tuple(self.tokens.shape)}; got {tuple(probs.shape)}."
             )
         if self.max_depth < 0:
+            if bool((self.parents >= self.tokens.shape[1]).any()):
+                raise ValueError(
+                    f"parents {self.parents.tolist()} name nodes beyond the {self.tokens.shape[1]} there are."
+                )
             _, depths = ancestors(self.parents, self.tokens.shape[1] - 1)
-            object.__setattr__(self, "max_depth", int(depths.max()))
+            object.__setattr__(self, "max_depth", int(depths.max()) if depths.numel() else 0)
 
     @classmethod
     def chain(cls, root: Tensor, tokens: Tensor, real: Tensor, draft_probs: Tensor | None = None) -> Proposal:
@@ -66,13 +74,25 @@ class Proposal:
         probs = None
         if draft_probs is not None and used:
             probs = torch.nn.functional.pad(draft_probs[:, :used], (0, 0, 1, 0))
-        return cls(tokens, chain_parents(len(root), used + 1, root.device), real, probs, used)
+        chain = cls(tokens, chain_parents(len(root), used + 1, root.device), real, probs, used)
+        nodes = torch.arange(used + 1, device=root.device)
+        return chain._with_shape((nodes <= nodes[:, None]).expand(len(root), -1, -1), nodes.expand(len(root), -1))
 
     @classmethod
     def root_only(cls, root: Tensor) -> Proposal:
         """Build the proposal that drafts nothing: a plain decoding step. `root` is `[B]`, -1 for done rows."""
         empty = root[:, None][:, :0]
         return cls.chain(root, empty, empty.bool())
+
+    def cut(self, tokens: Tensor, real: Tensor, nodes: int, max_depth: int) -> Proposal:
+        """Return this proposal's first `nodes` columns with other tokens and padding, its shape taken over."""
+        probs = None if self.draft_probs is None or nodes == 1 else self.draft_probs[:, :nodes]
+        kept = Proposal(tokens[:, :nodes], self.parents[:, :nodes], real[:, :nodes], probs, max_depth)
+        return kept._with_shape(self.tree_mask[:, :nodes, :nodes], self.depths[:, :nodes])
+
+    def _with_shape(self, tree_mask: Tensor, depths: Tensor) -> Proposal:
+        self.__dict__["_shape"] = (tree_mask, depths)  # what the cached property would hold
+        return self
 
     @cached_property
     def _shape(self) -> tuple[Tensor, Tensor]:
@@ -90,8 +110,10 @@ class Proposal:
 
     @cached_property
     def is_chain(self) -> bool:
-        """True when every node's parent is the node before it, so that kept nodes never move in the cache."""
-        return self.max_depth == self.tokens.shape[1] - 1
+        """True when every real node's parent is the node before it, so that a causal mask is the tree's."""
+        batch, nodes = self.parents.shape
+        chain = chain_parents(batch, nodes, self.parents.device)
+        return bool(((self.parents == chain) | ~self.real).all())
 
     @cached_property
     def point_mass(self) -> Tensor:

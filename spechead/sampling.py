@@ -1,13 +1,15 @@
 """From logits to the law a row samples from: one processor list a row, float32 logits in, probabilities out.
 
-Processors must be functions of (ids, scores) of their row. Those that ignore the ids run once over all rows; the others
-see exactly the `[1, P+t]` ids, left pads included, that plain decoding shows them. `Draws` is the randomness.
+Processors must be functions of (ids, scores) of their row. Those that ignore the ids run once over all rows; the
+others see exactly the `[1, P+t]` ids, left pads included, that plain decoding shows them. `Draws` is the randomness.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor
 from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
     LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -22,6 +26,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
@@ -30,9 +35,12 @@ from transformers import (
 PREFIX_FREE: tuple[type[LogitsProcessor], ...] = (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
     MinPLogitsWarper,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     TypicalLogitsWarper,
@@ -62,16 +70,42 @@ class Sampler:
         row: the row's index in that call, which row-bound processors need.
         do_sample: False is greedy.
         generator: the row's own, one shared with other rows, or None for the device's default.
+        seed: makes the row's tokens functions of its law, this seed and their place, whoever shares the batch and
+            whatever drafts (see `uniform`); no generator is used then.
     """
 
     processors: LogitsProcessorList
     row: int
     do_sample: bool
     generator: torch.Generator | None = None
+    seed: int | None = None
     own: list[LogitsProcessor] = field(init=False)
 
     def __post_init__(self) -> None:
         self.own = [_of_row(processor, self.row) for processor in self.processors]
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether a draft model draws for this row; greedy and seeded rows take its best tokens, as point masses."""
+        return self.do_sample and self.seed is None
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return the number in [0, 1) that decides a seeded row's token: 53 bits of BLAKE2b of (seed, position).
+
+    Args:
+        seed: 64-bit signed.
+        position: tokens that the row has emitted before.
+    """
+    digest = hashlib.blake2b(struct.pack("<qq", seed, position), digest_size=8).digest()
+    return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def inverse_cdf(p: Tensor, u: float) -> Tensor:
+    """Return the first token at which the running sum of `p [V]`, in order of ids, exceeds u; never one of mass 0."""
+    sums = p.double().cumsum(0)
+    token = torch.searchsorted(sums, u * sums[-1], right=True)
+    return torch.minimum(token, p.nonzero()[-1, 0])  # u * sums[-1] may round up to sums[-1]
 
 
 def warp(samplers: Sequence[Sampler], scores: Tensor, temperature: float | None = None) -> Tensor:
@@ -113,17 +147,26 @@ def process(samplers: Sequence[Sampler], ids: Sequence[Tensor], scores: Tensor) 
     Returns:
         Processed scores `[R, V]`.
     """
+    groups = _groups(samplers)
+    if len(groups) == 1:
+        return _run(samplers, ids, scores)
     out = scores.clone()
-    for rows in _groups(samplers):
-        part = out[rows]
-        for place, processor in enumerate(samplers[rows[0]].processors):
-            if type(processor) in PREFIX_FREE:
-                part = processor(ids[rows[0]], part)
-            else:
-                each = [samplers[row].own[place](ids[row], part[i : i + 1]) for i, row in enumerate(rows)]
-                part = torch.cat(each)
-        out[rows] = part.to(out.dtype)
+    for rows in groups:
+        out[rows] = _run([samplers[row] for row in rows], [ids[row] for row in rows], scores[rows])
     return out
+
+
+def _run(samplers: Sequence[Sampler], ids: Sequence[Tensor], scores: Tensor) -> Tensor:
+    """Run one list of processors over the rows that share it."""
+    processors = samplers[0].processors
+    part = scores.clone() if processors else scores  # a processor may write into what it gets
+    for place, processor in enumerate(processors):
+        if type(processor) in PREFIX_FREE:
+            part = processor(ids[0], part)
+        else:
+            each = [sampler.own[place](ids[row], part[row : row + 1]) for row, sampler in enumerate(samplers)]
+            part = torch.cat(each)
+    return part.to(scores.dtype)
 
 
 def probabilities(samplers: Sequence[Sampler], scores: Tensor) -> Tensor:
@@ -142,13 +185,19 @@ class Draws:
     """The randomness of a batch, drawn in row order from each row's generator.
 
     A row draws from its own generator only when its own walk needs it, so that with one generator a row a sampled row
-    equals its single run.
+    equals its single run. A row with a seed draws nothing: its tokens follow from its law, seed and position, by the
+    inverse of the cumulative law, so that its sample is the same alone and in any batch. Its drafts must be point
+    masses, whose walk goes to the child that equals the token.
+
+    Args:
+        samplers: one a row.
+        emitted: how many tokens a row has emitted so far; needed for rows with a seed.
     """
 
-    def __init__(self, samplers: Sequence[Sampler]) -> None:
-        self.samplers = samplers
+    def __init__(self, samplers: Sequence[Sampler], emitted: Callable[[int], int] | None = None) -> None:
+        self.samplers, self.emitted = samplers, emitted
 
-    def _generators(self) -> torch.Generator | None | list[torch.Generator | None]:
+    def _generators(self) -> list[torch.Generator | None] | torch.Generator | None:
         own = [sampler.generator for sampler in self.samplers]
         return own[0] if all(generator is own[0] for generator in own) else own
 
@@ -167,7 +216,13 @@ class Draws:
     def sample(self, p: Tensor, live: Tensor) -> Tensor:
         """Draw each live row's token from `p [B, V]`; greedy rows, whose p is one-hot, draw nothing."""
         tokens = p.argmax(-1)
-        random = [row for row in live.nonzero().flatten().tolist() if self.samplers[row].do_sample]
+        sampled = [row for row in live.nonzero().flatten().tolist() if self.samplers[row].do_sample]
+        random = [row for row in sampled if self.samplers[row].seed is None]
+        for row in sampled:
+            if (seed := self.samplers[row].seed) is not None:
+                if self.emitted is None:
+                    raise ValueError(f"row {row} has seed {seed}; give Draws `emitted`, to know which token is drawn.")
+                tokens[row] = inverse_cdf(p[row], uniform(seed, self.emitted(row)))
         if not random:
             return tokens
         generators = self._generators()
@@ -177,3 +232,9 @@ class Draws:
         for row in random:
             tokens[row] = torch.multinomial(p[row], 1, generator=generators[row])[0]
         return tokens
+
+
+def draft_tokens(samplers: Sequence[Sampler], draws: Draws, law: Tensor, live: Tensor) -> Tensor:
+    """Draw each live row's drafted token `[B]` from a draft's `law [B, V]`; seeded rows take the best, as greedy."""
+    seeded = torch.tensor([sampler.seed is not None for sampler in samplers], device=law.device)
+    return torch.where(seeded, law.argmax(-1), draws.sample(law, live & ~seeded))

@@ -89,7 +89,7 @@ class DecodeStats:
         self.emitted_tokens += int(acceptance.length.sum())
         self.kept_tokens += int(acceptance.kept.sum())
         tried = (proposal.depths * proposal.real).max(1).values
-        for depth in range(1, proposal.max_depth + 1):
+        for depth in range(1, int(tried.max()) + 1):
             if depth > len(self.tried_by_depth):
                 self.tried_by_depth.append(0)
                 self.kept_by_depth.append(0)

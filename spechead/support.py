@@ -6,13 +6,20 @@ and refused raises before the first token: what was given, what is allowed, what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
+from transformers import (
+    DynamicCache,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedConfig,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DummyLayer
 from transformers.generation import logits_process
 
 from . import hf
@@ -25,20 +32,25 @@ class Rule:
 
     Attributes:
         remedy: what to do where it is refused; empty when it is always honoured.
-        refused: says of a value that was set whether it is refused.
+        accepts: values that ask for nothing and so are never refused.
     """
 
     remedy: str = ""
-    refused: Callable[[Any], bool] = lambda value: False
+    accepts: tuple[Any, ...] = ()
+
+    def refuses(self, value: Any) -> bool:
+        """Whether a value that was set is refused."""
+        if not self.remedy:
+            return False
+        return torch.is_tensor(value) or not any(value is neutral or value == neutral for neutral in self.accepts)
 
 
 def _honour(*names: str) -> dict[str, Rule]:
     return {name: Rule() for name in names}
 
 
-def _refuse(remedy: str, *names: str, unless: Iterable[Any] = ()) -> dict[str, Rule]:
-    neutral = (None, False, *unless)
-    return {name: Rule(remedy, lambda value: not any(value is n or value == n for n in neutral)) for name in names}
+def _refuse(remedy: str, *names: str, unless: tuple[Any, ...] = ()) -> dict[str, Rule]:
+    return {name: Rule(remedy, (None, False, *unless)) for name in names}
 
 
 _BEAMS = "speculation follows one sequence a row; use num_beams=1, or speculative=None"
@@ -71,7 +83,7 @@ FIELDS: dict[str, Rule] = {
     **_honour("length_penalty", "early_stopping", "compile_config", "disable_compile", "max_cache_len", "low_memory"),
     **_honour("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
     **_honour("assistant_lookbehind", "target_lookbehind", "max_matching_ngram_size"),
-    "use_cache": Rule("verification needs the cache; leave use_cache on", lambda value: value is False),
+    "use_cache": Rule("verification needs the cache; leave use_cache on", (None, True)),
     **_refuse(_BEAMS, "num_beams", "num_beam_groups", unless=(1,)),
     **_refuse(_BEAMS, "diversity_penalty", unless=(0.0,)),
     **_refuse(_BEAMS, "constraints", "force_words_ids", "penalty_alpha", "dola_layers"),
@@ -82,8 +94,12 @@ FIELDS: dict[str, Rule] = {
     **_refuse("rewriting the prompt's last token is not supported; use speculative=None", "token_healing"),
     **_refuse("a step's rows are tree nodes, not tokens; use speculative=None", "output_attentions"),
     **_refuse("a step's rows are tree nodes, not tokens; use speculative=None", "output_hidden_states"),
-    **_refuse("a prompt's encoder penalties are not row-wise; use repetition_penalty", "encoder_repetition_penalty", unless=(1.0,)),
-    **_refuse("use no_repeat_ngram_size", "encoder_no_repeat_ngram_size", unless=(0,)),
+    **_refuse(
+        "it looks at a whole batch's prompts; use repetition_penalty", "encoder_repetition_penalty", unless=(1.0,)
+    ),
+    **_refuse(
+        "it looks at a whole batch's prompts; use no_repeat_ngram_size", "encoder_no_repeat_ngram_size", unless=(0,)
+    ),
     **_refuse(_TRANSFORMERS, "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "is_assistant"),
     **_refuse(_TRANSFORMERS, "speculation_type", "assistant_ensemble_weight"),
 }
@@ -94,8 +110,6 @@ ROW_FUNCTIONS = (
     logits_process.ExponentialDecayLengthPenalty,
     logits_process.ForcedBOSTokenLogitsProcessor,
     logits_process.ForcedEOSTokenLogitsProcessor,
-    logits_process.InfNanRemoveLogitsProcessor,
-    logits_process.LogitNormalization,
     logits_process.MinLengthLogitsProcessor,
     logits_process.MinNewTokensLengthLogitsProcessor,
     logits_process.NoBadWordsLogitsProcessor,
@@ -104,7 +118,6 @@ ROW_FUNCTIONS = (
     logits_process.RepetitionPenaltyLogitsProcessor,
     logits_process.SequenceBiasLogitsProcessor,
     logits_process.SuppressTokensAtBeginLogitsProcessor,
-    logits_process.TopHLogitsWarper,
 )
 
 
@@ -128,14 +141,14 @@ def check_arguments(arguments: dict[str, Any], configs: Iterable[Any]) -> None:
             continue
         rule = ARGUMENTS.get(name)
         if rule is None:
-            raise _refusal(name, value, "it is not an argument that speculation knows; drop it, or use speculative=None")
-        if rule.refused(value):
+            raise _refusal(name, value, "speculation knows no such argument; drop it, or use speculative=None")
+        if rule.refuses(value):
             raise _refusal(name, value, rule.remedy)
     known = [config for config in configs if config is not None]
     for name, rule in FIELDS.items():
         values = [arguments[name]] if name in arguments else [getattr(config, name, None) for config in known]
         value = next((value for value in values if value is not None), None)
-        if value is not None and rule.refused(value):
+        if value is not None and rule.refuses(value):
             raise _refusal(name, value, rule.remedy)
 
 
@@ -157,15 +170,78 @@ def check_processors(processors: LogitsProcessorList, lossy: bool) -> None:
             )
 
 
-def check_prompt(ids: Tensor, attention_mask: Tensor | None, cache: Any, tier: str, pad_token: int | None) -> Tensor:
+def check_model(model: Any) -> None:
+    """Refuse what the model's surroundings ask of every forward.
+
+    Raises:
+        ValueError: if ranks must run each forward together, or a prompt-learning adapter feeds virtual tokens.
+    """
+    if hf.ranks_run_together(model):
+        raise _refusal("synced_gpus", True, ARGUMENTS["synced_gpus"].remedy)
+    if hf.has_virtual_tokens(model):
+        raise ValueError(
+            "a prompt-learning adapter cannot be honoured with speculative=...: its virtual tokens shift every "
+            "position; use a LoRA adapter, or speculative=None."
+        )
+
+
+def check_taps(taps: Iterable[int], num_layers: int) -> None:
+    """Refuse hidden states that the target does not have.
+
+    Raises:
+        ValueError: naming the taps and the target's range.
+    """
+    wrong = sorted(tap for tap in taps if not 0 <= tap <= num_layers)
+    if wrong:
+        raise ValueError(
+            f"taps {wrong} are not hidden states of this target: k in 0..{num_layers - 1} is what enters layer k, "
+            f"{num_layers} what leaves the final norm."
+        )
+
+
+def check_mask_width(attention_mask: Tensor | None, ids: Tensor) -> None:
+    """Refuse a mask of another width than the prompt, by which generate says that the prompt is only its new end.
+
+    Raises:
+        ValueError: naming both widths.
+    """
+    if attention_mask is not None and attention_mask.shape[-1] != ids.shape[1]:
+        raise ValueError(
+            f"attention_mask is {attention_mask.shape[-1]} wide and the prompt {ids.shape[1]}; with speculative=... "
+            "pass the whole text so far as input_ids, with a mask of its width."
+        )
+
+
+def check_batch(batch: int, criteria: StoppingCriteriaList, pad_token: int | None, tiers: dict[str, str]) -> None:
+    """Refuse a batch of several rows that a model cannot run, or whose ended rows nothing can fill.
+
+    Args:
+        batch: rows.
+        criteria: what may stop a row.
+        pad_token: what rows that end early are filled with, or None.
+        tiers: "tree" or "chain" of the models involved, by their part ("target", "draft").
+
+    Raises:
+        ValueError: if one takes no tree mask, or `pad_token` is None and rows may end at different lengths.
+    """
+    for part, tier in tiers.items():
+        if tier == "chain" and batch > 1:
+            raise ValueError(
+                f"this {part} takes no tree mask, so a batch of {batch} rows cannot run on it at once; pass one row, "
+                f"or load the {part} with attn_implementation='sdpa'."
+            )
+    apart = any(type(criterion) is not MaxLengthCriteria for criterion in criteria)
+    if batch > 1 and pad_token is None and apart:
+        raise ValueError(f"the batch's {batch} rows may end at different lengths; pass pad_token_id to fill them.")
+
+
+def check_prompt(ids: Tensor, attention_mask: Tensor | None, cache: Any) -> Tensor:
     """Refuse prompts, masks and caches that rows of their own lengths cannot stand for; count left pads.
 
     Args:
         ids: prompts `[B, P]`.
         attention_mask: `[B, P]`, or None where nothing is padded.
         cache: the caller's cache (or the empty one that generate made).
-        tier: "tree" or "chain", from the target's probe.
-        pad_token: what finished rows are filled with.
 
     Returns:
         Left pads `[B]`.
@@ -173,16 +249,26 @@ def check_prompt(ids: Tensor, attention_mask: Tensor | None, cache: Any, tier: s
     Raises:
         ValueError: naming what was given and what to do.
     """
+    if ids.numel() == 0:
+        raise ValueError(f"prompts of shape {tuple(ids.shape)} hold no token; pass at least one row of one token.")
     pads = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     if attention_mask is not None:
         mask = attention_mask.bool()
+        if not bool((attention_mask == mask).all()):
+            raise ValueError("attention_mask holds other values than 0 and 1; 1 marks text and 0 left padding.")
         if mask.shape != ids.shape or not bool((mask[:, 1:] >= mask[:, :-1]).all()) or not bool(mask[:, -1].all()):
             raise ValueError(
-                f"attention_mask of shape {tuple(attention_mask.shape)} has holes, right padding or another shape than "
-                f"the prompt {tuple(ids.shape)}; only left padding is supported: tokenizer.padding_side='left'."
+                f"attention_mask of shape {tuple(attention_mask.shape)} has holes, right padding or another shape "
+                f"than the prompt {tuple(ids.shape)}; only left padding is supported: tokenizer.padding_side='left'. "
+                "Where no mask is given, one is inferred from pad_token_id: pass the mask if that token is text."
             )
         pads = (~mask).sum(1)
     cached = hf.cached_length(cache) if cache is not None else 0
+    if cached and (rows := hf.cached_rows(cache)) != len(ids):
+        raise ValueError(
+            f"the cache holds {rows} rows and the call {len(ids)} (num_return_sequences counted); pass a cache of as "
+            "many rows, such as one that cache.batch_repeat_interleave has repeated."
+        )
     if cached > ids.shape[1] - 1:
         raise ValueError(
             f"the cache holds {cached} tokens and the prompt {ids.shape[1]}; with speculative=... pass the whole "
@@ -193,11 +279,19 @@ def check_prompt(ids: Tensor, attention_mask: Tensor | None, cache: Any, tier: s
             "a cache of a left-padded batch has holes and cannot be continued with speculative=...; continue its rows "
             "one by one, or pass no cache."
         )
-    if tier == "chain" and len(ids) > 1:
-        raise ValueError(
-            f"this target takes no tree mask, so a batch of {len(ids)} rows cannot be verified at once; pass one row, "
-            "or load the target with attn_implementation='sdpa'."
-        )
-    if len(ids) > 1 and pad_token is None:
-        raise ValueError(f"a batch of {len(ids)} rows may end at different lengths; pass pad_token_id to fill them.")
     return pads
+
+
+def check_layers(cache: DynamicCache, config: PreTrainedConfig) -> None:
+    """Refuse a cache some of whose layers hold other tokens than the rest, or that a model of other layers filled.
+
+    Raises:
+        ValueError: naming what the layers hold.
+    """
+    held = [layer.get_seq_length() for layer in cache.layers if type(layer) is not DummyLayer]
+    layers = sum(type(layer) is not DummyLayer for layer in DynamicCache(config=config).layers)
+    if len(held) != layers or len(set(held)) > 1:
+        raise ValueError(
+            f"the cache's {len(held)} layers hold {held} tokens, and the model has {layers} layers that cache; pass a "
+            "cache that this model filled, all of its layers alike, or none."
+        )

@@ -19,6 +19,8 @@ from .cache import RaggedCache
 from .proposal import Proposal
 from .tree import chain_parents
 
+NO_SPECULATION = "use it without speculative=..."
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -42,17 +44,22 @@ class Target:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         if model.config.is_encoder_decoder:
-            raise ValueError(f"{type(model).__name__} is an encoder-decoder; speculation needs a decoder-only causal LM.")
+            raise ValueError(f"{type(model).__name__} is an encoder-decoder; speculation needs a decoder-only LM.")
         self.config = model.config.get_text_config(decoder=True)
         unsupported = hf.unsupported_layers(model.config)
         if unsupported or getattr(model, "_is_stateful", False):
             raise ValueError(
-                f"{type(model).__name__} keeps recurrent or hybrid state ({', '.join(unsupported) or 'stateful model'}), "
+                f"{type(model).__name__} keeps recurrent or hybrid state ({', '.join(unsupported) or 'stateful'}), "
                 "which rejected drafts cannot be rolled back from; use it without speculative=..."
             )
         self.num_layers: int = self.config.num_hidden_layers
-        self.vocab_size: int = self.config.vocab_size
         self._verdict: tuple[Any, Verdict] | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the vocabulary, which a user may resize at any time."""
+        size: int = self.config.vocab_size
+        return size
 
     @property
     def device(self) -> torch.device:
@@ -79,7 +86,9 @@ class Target:
         Raises:
             ValueError: if not even a chain can be verified.
         """
-        key = (self.config._attn_implementation, self.dtype, self.device, str(vars(self.config)))
+        model = self.model
+        modes = (model.training, getattr(model, "is_activation_checkpointing", False))  # dropout; layers without cache
+        key = (self.config._attn_implementation, self.dtype, self.device, *modes, str(vars(self.config)))
         if self._verdict is None or self._verdict[0] != key:
             self._verdict = (key, probe(self))
         return self._verdict[1]
@@ -141,6 +150,9 @@ class Target:
 
         Returns:
             Logits `[B, N, V]` and taps `{tap: [B, N, H]}`.
+
+        Raises:
+            ValueError: if it takes no tree masks, and gets a tree or several rows.
         """
         # Padding may lie beyond a learned position table, so it takes position 0; nothing attends to it.
         positions = (cache.lengths[:, None] + proposal.depths) * proposal.real  # [B, N]
@@ -149,6 +161,12 @@ class Target:
         mask = None
         if not alone and self.verdict.tier == "tree":
             mask = self._masks(proposal, cache, positions, width)
+        elif not alone and not (len(proposal.tokens) == 1 and proposal.is_chain):
+            raise ValueError(
+                f"{type(self.model).__name__} takes no tree mask ({self.verdict.reason}), so it runs one row's chain "
+                f"at a time; got {len(proposal.tokens)} rows with parents {proposal.parents.tolist()}. Draft a chain "
+                "for one row, or load the model with attn_implementation='sdpa'."
+            )
         return hf.call(self.model, proposal.tokens, positions, mask, hf.lend(cache, self.num_layers), taps)
 
     def _masks(self, proposal: Proposal, cache: RaggedCache, positions: Tensor, width: int) -> Any:
@@ -183,20 +201,26 @@ class _Fixed(Target):
 def probe(target: Target) -> Verdict:
     """Find out whether trees, or at least chains, can be verified on this model.
 
-    A tree of two branches is run at once and node by node; a sibling is changed and non-descendants are looked at. Both
-    differences must stay within three times the noise of a plain multi-token chain, or 1e-5 of the largest logit in
-    float32 (four units of rounding in lower precision).
+    A tree of two branches is run at once and node by node; a sibling is changed and non-descendants are looked at.
+    Both differences must stay within three times the noise of a plain multi-token chain, or 1e-5 of the largest logit
+    in float32 (four units of rounding in lower precision).
 
     Raises:
         ValueError: if a chain's logits differ from one-by-one decoding too.
     """
+    if target.device.type == "meta":
+        raise ValueError(
+            f"{type(target.model).__name__} is on the meta device and holds no weights, so it cannot be probed; load "
+            "its weights first."
+        )
     chain = Verdict("chain", None, "")
     prompt = _tokens(target, 4, 1)
     nodes = _tokens(target, 5, 11)[0]
     parents = torch.tensor([[-1, 0, 0, 1, 2]], device=target.device)
     left = _one_by_one(target, prompt, nodes[[0, 1, 3]])
     right = _one_by_one(target, prompt, nodes[[0, 2, 4]])
-    three = Proposal(nodes[None, [0, 1, 3]], chain_parents(1, 3, target.device), torch.ones(1, 3, dtype=torch.bool))
+    real = torch.ones(1, 5, dtype=torch.bool, device=target.device)
+    three = Proposal(nodes[None, [0, 1, 3]], chain_parents(1, 3, target.device), real[:, :3])
     at_once = _logits(_Fixed(target, chain), prompt, three)
     scale = float(left.abs().max())
     low = target.dtype not in (torch.float32, torch.float64)
@@ -205,13 +229,14 @@ def probe(target: Target) -> Verdict:
     if not noise <= max(1.0, scale) * (0.25 if low else 1e-3):
         raise ValueError(
             f"{type(target.model).__name__} gives other logits for several tokens at once than one by one "
-            f"(difference {noise:.3g}), so drafts cannot be verified on it; use it without speculative=..."
+            f"(difference {noise:.3g}), so drafts cannot be verified on it; "
+            + ("call model.eval(): training turns dropout on." if target.model.training else NO_SPECULATION)
         )
     bound = max(3 * noise, floor * scale)
     reason = f"attn_implementation={target.config._attn_implementation!r} takes no tree mask"
     if target.config._attn_implementation not in ("sdpa", "eager"):
         return Verdict("chain", None, reason)
-    tree = Proposal(nodes[None], parents, torch.ones(1, 5, dtype=torch.bool, device=target.device))
+    tree = Proposal(nodes[None], parents, real)
     other = nodes.clone()
     other[2] = (nodes[2] + 1) % target.vocab_size
     changed = replace(tree, tokens=other[None])

@@ -35,7 +35,7 @@ def choices_to_parents(choices: Sequence[Sequence[int]]) -> tuple[list[int], lis
         choices: paths of ranks; each proper prefix of a path must be a choice too.
 
     Returns:
-        Three lists over the nodes, root first: parent index, depth, and rank among its depth's tokens (root: -1, 0, 0).
+        Three lists over the nodes, root first: parent index, depth, rank among its depth's tokens (root: -1, 0, 0).
 
     Raises:
         ValueError: if a path is empty, negative, given twice, or its parent is missing.

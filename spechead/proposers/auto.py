@@ -2,8 +2,9 @@
 
 Every step it compares plans by expected tokens per second: a plain step, the copy that prompt lookup found, the head's
 or draft model's draft at several depths, and both in one tree. Costs are measured by node count, acceptance is tracked
-by depth and, for lookup, by the length of the matching n-gram. Exact like every proposer: the choice looks at earlier
-steps only, never at tokens just drawn.
+by depth and, for lookup, by the length of the matching n-gram; a copy that was found and not drafted is compared with
+what was emitted. A call whose drafts keep costing more than they give rests, and tries again at a low rate. Exact like
+every proposer: the choice looks at earlier steps only, never at tokens just drawn.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..context import Context
@@ -23,7 +23,10 @@ from .costs import Clock, Survival
 from .merge import merge
 from .prompt_lookup import PromptLookupProposer
 
-PROBE_FIRST, PROBE_EVERY = 8, 40  # steps until a losing plan is tried again: doubling from the first to the last
+PROBE_FIRST, PROBE_EVERY = 10, 40  # steps until a losing plan is tried again: doubling from the first to the last
+LOSSES = 3  # drafted steps in a row that cost more than they gave, after which a call rests
+LIKELY = 0.5  # chance of a copy from which a rest ends
+LEAST_CREDIT, MOST_CREDIT = -1.0, 2.0  # plain steps gained or lost by drafting; the past counts no more than this
 REFRESH_PLAIN = 48  # a winning plan makes room for a plain step this often, so that its cost stays known
 MARGIN = 1.03  # a plan must promise this much over a plain step
 
@@ -83,6 +86,7 @@ class _Pending:
     left: float
     cached: Tensor
     match: list[int]
+    copies: list[list[int]]
     copied: list[int]
     drafted: list[int]
     live: list[bool]
@@ -93,25 +97,27 @@ class AutoProposer(BaseProposer):
 
     Args:
         lookup: prompt lookup.
-        drafter: the trained proposer or draft model; None leaves lookup alone.
+        draft: the trained proposer or draft model; None leaves lookup alone.
         ledger: figures to start from; a fresh one by default, so that nothing outlives the call.
     """
 
     name = "auto"
 
-    def __init__(self, lookup: PromptLookupProposer, drafter: Any = None, ledger: Ledger | None = None) -> None:
-        self.lookup, self.drafter = lookup, drafter
+    def __init__(self, lookup: PromptLookupProposer, draft: Any = None, ledger: Ledger | None = None) -> None:
+        self.lookup, self.draft = lookup, draft
         self.ledger = ledger or Ledger()
-        self.parts = [part for part in (lookup, drafter) if part is not None]
-        self.taps = drafter.taps if drafter is not None else ()
-        self.notes = drafter.notes if drafter is not None else ()
-        self.deepest: int = drafter.num_draft_tokens if drafter is not None else 0
+        self.parts = [part for part in (lookup, draft) if part is not None]
+        self.taps = draft.taps if draft is not None else ()
+        self.notes = draft.notes if draft is not None else ()
+        self.deepest: int = draft.num_draft_tokens if draft is not None else 0
         self.copy_lengths = sorted({max(lookup.num_draft_tokens // 2, 1), lookup.num_draft_tokens})
         self._pending: _Pending | None = None
-        self._steps, self._idle, self._wait, self._since_plain = 0, 0, PROBE_FIRST, 0
+        self._idle, self._wait, self._since_plain = 0, PROBE_FIRST, 0
+        self._losses, self._credit, self._resting = 0, 0.0, False
 
     def start(self, context: Context) -> None:
         """Prepare both ways of drafting."""
+        self._pending = None  # of an earlier call, or of rows that these are about to join
         for part in self.parts:
             part.start(context)
 
@@ -119,7 +125,6 @@ class AutoProposer(BaseProposer):
         """Learn from the last step, choose a plan, draft it."""
         entered = perf_counter()
         self._learn(context, entered)
-        self._steps += 1
         found = self.lookup.find(context, max(self.copy_lengths))
         plan = self._choose(context, [size if draft else 0 for draft, size in found])
         began = perf_counter()
@@ -131,7 +136,8 @@ class AutoProposer(BaseProposer):
         live = [not row.stopped for row in context.rows]
         sizes = [size for _, size in found]
         nodes, cached = proposal.tokens.numel(), context.cached.clone()
-        self._pending = _Pending(plan, nodes, left, cached, sizes, copied, drafted, live)
+        copies = [copy for copy, _ in found]
+        self._pending = _Pending(plan, nodes, left, cached, sizes, copies, copied, drafted, live)
         return proposal
 
     def select_rows(self, context: Context, index: Tensor) -> None:
@@ -147,19 +153,20 @@ class AutoProposer(BaseProposer):
         self._pending = None
 
     def carry(self, context: Context) -> Any:
-        """Return what the drafter carries."""
-        return self.drafter.carry(context) if self.drafter is not None else None
+        """Return what the draft carries."""
+        return self.draft.carry(context) if self.draft is not None else None
 
     def resume(self, context: Context, carried: Any) -> None:
-        """Hand the drafter what it carried."""
-        if self.drafter is not None:
-            self.drafter.resume(context, carried)
+        """Hand the draft what it carried."""
+        if self.draft is not None:
+            self.draft.resume(context, carried)
 
     def _learn(self, context: Context, now: float) -> None:
         pending, self._pending = self._pending, None
         if pending is None:
             return
         self.ledger.step_clock.add(pending.nodes, now - pending.left)
+        self._settle(context, pending)
         gained = (context.cached - pending.cached).tolist()
         for row, live in enumerate(pending.live):
             if not live or gained[row] < 1:
@@ -167,8 +174,41 @@ class AutoProposer(BaseProposer):
             kept = gained[row] - 1
             if pending.copied[row]:
                 self.ledger.copy_of(pending.match[row]).add(pending.copied[row], min(kept, pending.copied[row]))
+            elif pending.copies[row]:
+                self._look_back(context, pending, row, gained[row])
             if pending.drafted[row]:
                 self.ledger.drafts.add(pending.drafted[row], min(kept, pending.drafted[row]))
+
+    def _look_back(self, context: Context, pending: _Pending, row: int, emitted: int) -> None:
+        """Learn from a copy that was found and not drafted: what was emitted says for nothing whether it was right."""
+        start = int(pending.cached[row] + context.pads[row]) + 1
+        copy = pending.copies[row][:emitted]
+        tokens = context.ids[row, start : start + len(copy)].tolist()
+        right = next((place for place, token in enumerate(tokens) if token != copy[place]), len(copy))
+        survival = self.ledger.copy_of(pending.match[row])
+        survival.add(len(copy), right)
+        if right and self._resting and survival.curve(1)[0] >= LIKELY:
+            self._resting, self._losses = False, LOSSES - 1
+
+    def _settle(self, context: Context, pending: _Pending) -> None:
+        """Count whether a drafted step gave more than it cost; a call that keeps losing rests.
+
+        Estimates start from a prior and change by one trial a step. Where drafting costs little they would go on for
+        long; what counts here is what was really gained, in plain steps.
+        """
+        rows = sum(pending.live)
+        plain = self.ledger.step_cost(rows)
+        if pending.plan == Plan() or plain == 0.0:
+            return
+        emitted = int((context.cached - pending.cached).sum())
+        spent = self.ledger.step_cost(pending.nodes) + self.ledger.draft_cost(pending.plan.depth)
+        gain = emitted / rows - spent / plain
+        self._credit = min(max(self._credit + gain, LEAST_CREDIT), MOST_CREDIT)
+        if gain > 0:
+            self._losses, self._resting, self._wait = 0, False, PROBE_FIRST
+            return
+        self._losses += 1
+        self._resting = self._losses >= LOSSES and self._credit < 0
 
     def _choose(self, context: Context, sizes: list[int]) -> Plan:
         """Pick the plan of the highest expected tokens per second; sizes are each row's n-gram match, 0 for none."""
@@ -182,8 +222,8 @@ class AutoProposer(BaseProposer):
             return Plan()
         best = max(plans, key=lambda plan: plans[plan])
         rate = sum(live) / plain
-        if plans[best] >= MARGIN * rate:
-            self._idle, self._wait = 0, PROBE_FIRST
+        if plans[best] >= MARGIN * rate and not self._resting:
+            self._idle = 0
             self._since_plain += 1
             if self._since_plain >= REFRESH_PLAIN:
                 self._since_plain = 0
@@ -191,14 +231,16 @@ class AutoProposer(BaseProposer):
             return best
         self._idle += 1
         self._since_plain = 0
-        if self._idle >= self._wait:
+        # What a copy would have been is known from every step for nothing; a draft has to be tried.
+        trial = max((plan for plan in plans if plan.depth), key=lambda plan: plans[plan], default=None)
+        if trial is not None and self._idle >= self._wait:
             self._idle, self._wait = 0, min(self._wait * 2, PROBE_EVERY)
-            return best
+            return trial
         return Plan()
 
     def _plans(self, sizes: list[int], room: int) -> list[Plan]:
         copies = [0, *(length for length in self.copy_lengths if any(sizes))]
-        depths = [0] if self.drafter is None else [0, *range(1, min(self.deepest, max(room, 1)) + 1)]
+        depths = [0] if self.draft is None else [0, *range(1, min(self.deepest, max(room, 1)) + 1)]
         plans = [Plan(copied, depth) for copied in copies for depth in depths if copied or depth]
         return plans if room > 0 else []
 
@@ -219,10 +261,10 @@ class AutoProposer(BaseProposer):
         return tokens / cost if cost > 0 else 0.0
 
     def _nodes(self, depth: int) -> int:
-        """Nodes that the drafter feeds the target at a depth."""
-        if self.drafter is None or depth == 0:
+        """Nodes that the draft feeds the target at a depth."""
+        if self.draft is None or depth == 0:
             return 0
-        return int(self.drafter.nodes(depth))
+        return int(self.draft.nodes(depth))
 
     def _draft(
         self, context: Context, plan: Plan, found: list[tuple[list[int], int]]
@@ -233,8 +275,11 @@ class AutoProposer(BaseProposer):
         nothing = [0] * context.batch
         if plan.depth == 0:
             return copy, copied, nothing
-        self.drafter.num_draft_tokens = plan.depth
-        draft = context.clip(self.drafter.propose(context))
+        self.draft.num_draft_tokens = plan.depth
+        try:
+            draft = context.clip(self.draft.propose(context))
+        finally:
+            self.draft.num_draft_tokens = self.deepest
         reach = (draft.depths * draft.real).max(1).values.tolist()
         if not any(copied):
             return draft, nothing, reach

@@ -8,7 +8,10 @@ the same name, which is another, 25-node tree (SafeAILab/EAGLE 08dc06c, eagle/mo
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Sequence
+
+from ..tree import choices_to_parents
 
 Choices = list[tuple[int, ...]]
 
@@ -26,6 +29,45 @@ EAGLE_25: Choices = _paths(
 )
 
 
+def static_choices(tree: str | Sequence[Sequence[int]], named: dict[str, Choices]) -> Choices:
+    """Return the paths of a tree that is given by name or as paths of ranks.
+
+    Args:
+        tree: one of the names, or the paths.
+        named: the paths of every name there is.
+
+    Raises:
+        ValueError: if there is no such name, or the paths are not those of a tree.
+    """
+    if isinstance(tree, str):
+        if tree not in named:
+            raise ValueError(f"tree={tree!r} must be one of {', '.join(named)}, or a list of paths of ranks.")
+        return named[tree]
+    try:
+        paths = [tuple(operator.index(rank) for rank in path) for path in tree]
+    except TypeError:
+        raise ValueError(f"tree={tree!r} must be a list of paths of ranks, such as [(0,), (1,), (0, 0)].") from None
+    if not paths:
+        raise ValueError("tree=[] drafts nothing; give at least the path (0,).")
+    choices_to_parents(paths)  # refuses what is no tree
+    return sorted(paths, key=lambda path: (len(path), path))
+
+
+def likeliest(choices: Choices, size: int | None) -> Choices:
+    """Return the `size` paths of the best ranks, shorter first; they are a tree again. None keeps all.
+
+    Raises:
+        ValueError: if the size is below 1.
+    """
+    if size is None:
+        return choices
+    if size < 1:
+        raise ValueError(f"tree_size={size} drafts nothing; give at least 1.")
+    # A parent's sum is below its child's, a better sibling's too.
+    kept = sorted(choices, key=lambda path: (sum(path) + len(path), path))[:size]
+    return sorted(kept, key=lambda path: (len(path), path))
+
+
 def best_choices(accuracies: Sequence[Sequence[float]], size: int) -> Choices:
     """Return the tree of `size` nodes with the most expected kept tokens, ranks of one depth taken as independent.
 
@@ -33,27 +75,26 @@ def best_choices(accuracies: Sequence[Sequence[float]], size: int) -> Choices:
     is never likelier than its parent (Cai et al. 2024, section 2.3.3).
 
     Args:
-        accuracies: for each depth, the measured chance that the token of each rank is the target's, best rank first.
+        accuracies: for each depth, the measured chance that the token of each rank is the target's.
         size: nodes, the root excluded.
 
     Returns:
         Paths of ranks, shorter first.
 
     Raises:
-        ValueError: if nothing can be built.
+        ValueError: if nothing can be built, or a chance is none.
     """
     if size < 1 or not accuracies or not accuracies[0]:
         raise ValueError(f"best_choices needs size >= 1 and accuracies of at least one depth; got size={size}.")
+    if any(not 0 <= chance <= 1 for depth in accuracies for chance in depth):
+        raise ValueError(f"accuracies must lie between 0 and 1; got {accuracies}.")
     chosen: Choices = []
-    queue = [(-accuracies[0][0], (0,))]
-    while queue and len(chosen) < size:
+    # All children of a chosen path are looked at: measured chances need not fall from rank to rank.
+    queue: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
+    while queue and len(chosen) <= size:
         negative, path = heapq.heappop(queue)
         chosen.append(path)
-        depth, rank = len(path), path[-1]
-        if rank + 1 < len(accuracies[depth - 1]):
-            own = accuracies[depth - 1][rank]
-            above = -negative / own if own > 0 else 0.0
-            heapq.heappush(queue, (-above * accuracies[depth - 1][rank + 1], (*path[:-1], rank + 1)))
-        if depth < len(accuracies):
-            heapq.heappush(queue, (negative * accuracies[depth][0], (*path, 0)))
-    return sorted(chosen, key=lambda path: (len(path), path))
+        below = accuracies[len(path)] if len(path) < len(accuracies) else ()
+        for rank, chance in enumerate(below):
+            heapq.heappush(queue, (negative * chance, (*path, rank)))
+    return sorted(chosen[1:], key=lambda path: (len(path), path))

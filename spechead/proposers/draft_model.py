@@ -1,7 +1,7 @@
 """Draft model: a smaller causal LM with the target's vocabulary drafts a chain, on its own ragged cache.
 
-Leviathan et al. 2023; Chen et al. 2023. q is exactly the law each token was drawn from: a point mass for greedy rows,
-else the call's temperature, top-k and top-p over the draft's logits, masked to the shared ids.
+Leviathan et al. 2023; Chen et al. 2023. q is exactly the law each token was drawn from: a point mass for greedy and
+seeded rows, else the call's temperature, top-k and top-p over the draft's logits, masked to the shared ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..cache import RaggedCache
 from ..config import DraftingConfig
 from ..context import Context
 from ..proposal import Proposal
-from ..sampling import warp
+from ..sampling import draft_tokens, warp
 from ..target import Target
 from ..tree import chain_parents
 from .base import BaseProposer
@@ -65,16 +65,15 @@ class DraftModelProposer(BaseProposer):
         self.max_positions: int = getattr(draft.config, "max_position_embeddings", None) or 1 << 30
 
     def start(self, context: Context) -> None:
-        """Feed the prompts to the draft, as far as its positions go."""
+        """Feed the prompts to the draft, unless they are wider than its positions: then rows are fed as they draft."""
         width = context.rows[0].prompt_width
-        ids = context.ids[:, :width].to(self.draft.device)
+        ids = self._known(context.ids[:, :width])
         pads = context.pads.to(self.draft.device)
         cache = self.draft.new_cache(context.batch, width + self.num_draft_tokens + 1)
-        columns = min(width, self.max_positions)
-        mask = (torch.arange(columns, device=pads.device)[None, :] >= pads[:, None]).long()
-        self.draft.prefill(ids[:, :columns], None if bool((pads == 0).all()) else mask, cache)
-        cache.strip(pads)
-        cache.truncate((width - pads).clamp(max=columns))
+        if width <= self.max_positions:
+            mask = (torch.arange(width, device=pads.device)[None, :] >= pads[:, None]).long()
+            self.draft.prefill(ids, None if bool((pads == 0).all()) else mask, cache)
+            cache.strip(pads)
         nothing = ids.new_zeros(context.batch, 0)
         context.state[id(self)] = DraftState(cache, context.cached.to(pads.device), nothing, ids.new_zeros(len(ids)))
 
@@ -132,12 +131,16 @@ class DraftModelProposer(BaseProposer):
         missing = torch.where(live, cached + 1 - state.cache.lengths, 0)  # [B], the root included
         steps = torch.arange(int(missing.max()), device=device)[None, :]
         positions = state.cache.lengths[:, None] + steps
-        nodes = context.tokens_at(positions.to(context.ids.device)).to(device)
+        nodes = self._known(context.tokens_at(positions.to(context.ids.device)))
         logits = self._forward(state.cache, nodes, steps < missing[:, None])
         state.root_at, state.fed = cached, nodes[:, :0]
         state.fed_length = torch.zeros_like(cached)
         last = (missing - 1).clamp(min=0)
         return logits[torch.arange(len(logits), device=device), last]
+
+    def _known(self, ids: Tensor) -> Tensor:
+        """Return ids for the draft: one it has no row for is fed as its last row, which costs acceptance only."""
+        return ids.to(self.draft.device).clamp(max=self.draft.vocab_size - 1)
 
     def _feed(self, state: DraftState, token: Tensor, live: Tensor) -> Tensor:
         """Feed each live row's drafted token; returns logits `[B, V]` after it."""
@@ -161,7 +164,7 @@ class DraftModelProposer(BaseProposer):
         scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf) if missing > 0 else scores[:, :size]
         samplers = [row.sampler for row in context.rows]
         law = torch.softmax(warp(samplers, scores, self.drafting.temperature), dim=-1)
-        return law, context.draws.sample(law, live.to(law.device)).to(logits.device)
+        return law, draft_tokens(samplers, context.draws, law, live.to(law.device)).to(logits.device)
 
     def _confident(self, law: Tensor, token: Tensor) -> Tensor:
         if self.drafting.confidence_threshold is None:
@@ -174,9 +177,9 @@ class DraftModelProposer(BaseProposer):
             return Proposal.root_only(context.root)
         device = context.root.device
         drafted, used = torch.stack(tokens, 1).to(device), torch.stack(real, 1).to(device)
-        if context.greedy:
+        if not context.draws_drafts:
             return Proposal.chain(context.root, drafted, used)
         probs = torch.stack(laws, dim=1)  # [B, K, V]
-        chosen = torch.tensor([not row.sampler.do_sample for row in context.rows], device=device)
+        chosen = torch.tensor([not row.sampler.draws_drafts for row in context.rows], device=device)
         one_hot = torch.zeros_like(probs).scatter_(2, drafted[..., None], 1.0)
         return Proposal.chain(context.root, drafted, used, torch.where(chosen[:, None, None], one_hot, probs))

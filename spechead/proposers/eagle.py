@@ -7,6 +7,7 @@ Li et al. 2024, 2025.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,13 @@ from .. import hf
 from ..cache import RaggedCache
 from ..config import DraftingConfig
 from ..context import Context
+from ..fresh import Fresh
 from ..proposal import Proposal
 from .base import BaseProposer
-from .choices import EAGLE_25, Choices
-from .growth import Sprout, grow_chain, grow_dynamic, grow_static
+from .choices import EAGLE_25, Choices, likeliest, static_choices
+from .growth import Sprout, grow_chain, grow_dynamic, grow_static, within
 
+DEPTH, TREE_SIZE, BRANCHING = 5, 24, 6  # where nothing else is asked for
 CATCH_UP = 1024  # entries a forward: bounds the mask of a long prompt
 
 
@@ -34,19 +37,36 @@ class EagleState:
     entries: Tensor
 
 
+@dataclass
+class CarriedEagle:
+    """What travels with a cache to the next turn: whose it is, the entries, and the features not yet taken."""
+
+    head: weakref.ref[Any]
+    state: EagleState
+    fresh: Fresh
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CarriedEagle:
+        """Copy for another continuation of the same cache by the same head."""
+        return CarriedEagle(self.head, copy.deepcopy(self.state, memo), copy.deepcopy(self.fresh, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as nothing: another process has another head, and a reference to this one cannot be stored."""
+        return type(None), ()
+
+
 class EagleProposer(BaseProposer):
     """Draft with an EAGLE head.
 
     Args:
         head: an EagleHead or Eagle3Head bound to the target.
-        num_draft_tokens: depth of the chain or tree.
-        tree: "chain", "static", "dynamic", or paths of ranks.
-        tree_size: nodes kept of a dynamic tree, the root excluded.
+        num_draft_tokens: depth of the chain or tree; None takes that of a given tree, else 5.
+        tree: "chain", "static" (EAGLE-1's published 25 nodes), "dynamic", or paths of ranks.
+        tree_size: nodes kept of the tree, the root excluded; None keeps 24 of a dynamic and all of a static one.
         branching: children a node, and nodes expanded a level, of a dynamic tree.
         drafting: the head's own temperature, for sampled chains.
 
     Raises:
-        ValueError: if a size is below 1.
+        ValueError: if a size is below 1, or the tree is none.
     """
 
     name = "eagle"
@@ -54,17 +74,21 @@ class EagleProposer(BaseProposer):
     def __init__(
         self,
         head: Any,
-        num_draft_tokens: int = 5,
+        num_draft_tokens: int | None = None,
         tree: str | Choices = "dynamic",
-        tree_size: int = 24,
-        branching: int = 6,
+        tree_size: int | None = None,
+        branching: int = BRANCHING,
         drafting: DraftingConfig | None = None,
     ) -> None:
-        for field, value in (("num_draft_tokens", num_draft_tokens), ("tree_size", tree_size), ("branching", branching)):
+        self.choices = static_choices(tree, {"chain": [], "static": EAGLE_25, "dynamic": []})
+        if num_draft_tokens is None:
+            num_draft_tokens = DEPTH if isinstance(tree, str) else max(map(len, self.choices))
+        for field, value in (("num_draft_tokens", num_draft_tokens), ("branching", branching)):
             if value < 1:
                 raise ValueError(f"{field}={value} drafts nothing; give at least 1.")
+        self.choices = likeliest(self.choices, tree_size)
         self.head, self.num_draft_tokens, self.tree = head, num_draft_tokens, tree
-        self.tree_size, self.branching = tree_size, branching
+        self.tree_size, self.branching = tree_size or TREE_SIZE, branching
         self.drafting = drafting or DraftingConfig()
         self.taps = head.taps
         self.trained_positions: int = head.config.trained_positions or 1 << 30
@@ -81,17 +105,14 @@ class EagleProposer(BaseProposer):
         deepest = min(int(depth.max()), self.num_draft_tokens)
         if deepest < 1:
             return Proposal.root_only(context.root)
-        sprout = self._catch_up(context)
+        sprout, root = self._catch_up(context), context.root.to(self.head.device)
         if self.tree == "chain":
             proposal = grow_chain(sprout, context, deepest, self.drafting.temperature)
         elif self.tree == "dynamic":
-            proposal = grow_dynamic(sprout, context.root, deepest, self.branching, self.tree_size)
+            proposal = grow_dynamic(sprout, root, deepest, self.branching, self.tree_size)
         else:
-            within = [path for path in self._choices if len(path) <= deepest]
-            proposal = grow_static(sprout, context.root, within)
-        real = proposal.real & (proposal.depths <= depth[:, None])
-        real[:, 0] = proposal.real[:, 0]
-        return Proposal(proposal.tokens, proposal.parents, real, proposal.draft_probs, proposal.max_depth)
+            proposal = grow_static(sprout, root, [path for path in self.choices if len(path) <= deepest])
+        return within(proposal, depth)
 
     def nodes(self, depth: int) -> int:
         """Return how many nodes a row drafts to a depth."""
@@ -99,11 +120,7 @@ class EagleProposer(BaseProposer):
             return depth
         if self.tree == "dynamic":
             return min(self.tree_size, self.branching * (1 + (depth - 1) * self.branching))
-        return sum(len(path) <= depth for path in self._choices)
-
-    @property
-    def _choices(self) -> Choices:
-        return EAGLE_25 if isinstance(self.tree, str) else self.tree
+        return sum(len(path) <= depth for path in self.choices)
 
     def select_rows(self, context: Context, index: Tensor) -> None:
         """Keep the head's entries of rows `index [B']`."""
@@ -113,29 +130,54 @@ class EagleProposer(BaseProposer):
         state.entries = state.entries[index]
 
     def add_rows(self, context: Context, other: Context) -> None:
-        """Append the head's entries of the other rows."""
+        """Append the head's entries of the other rows; their prompts are fed before, while only they are that long."""
+        self._feed_but_last(other)
         mine, theirs = context.state[id(self)], other.state[id(self)]
         mine.cache.add_rows(theirs.cache)
         mine.entries = torch.cat([mine.entries, theirs.entries])
 
     def carry(self, context: Context) -> Any:
         """Return the head's entries and the features not yet taken, to travel with the cache this call returns."""
-        return weakref.ref(self.head), context.state[id(self)], context.fresh[id(self)]
+        return CarriedEagle(weakref.ref(self.head), context.state[id(self)], context.fresh[id(self)])
 
     def resume(self, context: Context, carried: Any) -> None:
         """Take up what an earlier call of the same head carried for the very tokens that are cached now."""
-        head, state, fresh = carried
-        if head() is self.head:
-            context.state[id(self)], context.fresh[id(self)] = state, fresh
+        if isinstance(carried, CarriedEagle) and carried.head() is self.head:
+            if carried.state.entries.is_inference() and not torch.is_inference_mode_enabled():
+                carried = copy.deepcopy(carried)  # tensors of torch.inference_mode cannot be written to outside it
+            context.state[id(self)], context.fresh[id(self)] = carried.state, carried.fresh
 
     def _catch_up(self, context: Context) -> Sprout:
         """Compute the entries of all newly cached tokens; returns the sprout at each row's last entry."""
+        features, count = context.fresh[id(self)].take()
+        first = context.cached - count  # position of each row's first new entry
+        last = self._feed(context, features, count, first)
+        position = (first + count - 1).to(self.head.device)
+        return Sprout(self.head, context.state[id(self)].cache, position, last)
+
+    def _feed_but_last(self, context: Context) -> None:
+        """Compute the entries of all newly cached tokens but each row's last, from which the next draft starts."""
+        fresh = context.fresh[id(self)]
+        features, count = fresh.take()
+        last = (count - 1).clamp(min=0)
+        if int(last.max()) > 0:
+            self._feed(context, features, last, context.cached - count)
+            for tap, state in features.items():
+                place = last.to(state.device)[:, None, None].expand(-1, 1, state.shape[2])
+                features[tap] = state.gather(1, place)
+            count = count.clamp(max=1)
+        fresh.append(features, count)
+
+    def _feed(self, context: Context, features: dict[int, Tensor], count: Tensor, first: Tensor) -> Tensor:
+        """Compute entries from features `{tap: [B, A, H]}`, of which `count [B]` count, from positions `first [B]`.
+
+        Returns:
+            The head's output at each row's last new entry `[B, H]`, zeros in rows without one.
+        """
         state: EagleState = context.state[id(self)]
         device = self.head.device
-        features, count = context.fresh[id(self)].take()
         states = torch.cat([features[tap].to(device) for tap in self.taps], dim=-1)  # [B, A, taps * H]
-        count = count.to(device)
-        first = context.cached.to(device) - count  # position of each row's first new entry
+        count, first = count.to(device), first.to(device)
         state.cache.truncate(state.entries)
         hidden = self.head.fuse(states)
         order = torch.arange(hidden.shape[1], device=device)[None, :]
@@ -150,7 +192,7 @@ class EagleProposer(BaseProposer):
             at = out[torch.arange(len(out), device=device), (here - 1).clamp(min=0)]
             last = torch.where(ends[:, None], at, last)
         state.entries = state.cache.lengths
-        return Sprout(self.head, state.cache, first + count - 1, last)
+        return last
 
     def _entries(self, cache: RaggedCache, tokens: Tensor, hidden: Tensor, positions: Tensor, count: Tensor) -> Tensor:
         batch, nodes = tokens.shape

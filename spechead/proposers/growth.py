@@ -16,7 +16,7 @@ from .. import hf
 from ..cache import RaggedCache
 from ..context import Context
 from ..proposal import Proposal
-from ..sampling import warp
+from ..sampling import draft_tokens, warp
 from ..tree import choices_to_parents
 from .choices import Choices
 
@@ -37,14 +37,19 @@ class Sprout:
         self.fed = hidden.new_zeros(len(hidden), 0, 0, dtype=torch.bool)  # [B, M, M] ancestors-or-self of fed nodes
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return float logits over the head's vocabulary, `[B, k, D]`, from its output `[B, k, H]`."""
+        """Return logits over the head's vocabulary, `[B, k, D]` in at least float32, from its output `[B, k, H]`."""
         logits: Tensor = self.head.logits(hidden)
-        return logits.float()
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def target_ids(self, ids: Tensor) -> Tensor:
         """Map ids of the head's vocabulary to the target's."""
         table = getattr(self.head, "draft_to_target", None)
         return ids if table is None else table[ids]
+
+    def target_laws(self, laws: Tensor, size: int) -> Tensor:
+        """Spread laws over the head's vocabulary, `[B, K, D]`, to the target's of `size` ids."""
+        ids = self.target_ids(torch.arange(laws.shape[2], device=laws.device))
+        return laws.new_zeros(*laws.shape[:2], size).index_copy_(2, ids, laws)
 
     def feed(self, tokens: Tensor, hidden: Tensor, parents: Tensor, depth: int) -> Tensor:
         """Feed one level of nodes.
@@ -68,7 +73,9 @@ class Sprout:
         rows = torch.cat([above, itself], dim=2)  # [B, k, M + k]
         positions = (self.position[:, None] + depth).expand(batch, k)
         width = self.cache.open(k)
-        mask = None if (batch, k) == (1, 1) else self._mask(rows, width, hidden.dtype)
+        # One row's chain sees all that is cached; a lone node of a tree must not see its cousins.
+        alone = batch == 1 and rows.shape[1:] == (1, depth)
+        mask = None if alone else self._mask(rows, width, hidden.dtype)
         lent = hf.lend(self.cache, self.head.config.num_hidden_layers)
         out: Tensor = self.head(tokens, hidden, positions, attention_mask=mask, cache=lent)
         self.cache.advance(k)
@@ -85,7 +92,7 @@ class Sprout:
 
 
 def grow_chain(sprout: Sprout, context: Context, depth: int, temperature: float | None) -> Proposal:
-    """Draft a chain: the best token for greedy rows, one drawn from the head's law for sampled ones.
+    """Draft a chain: drawn from the head's law for rows that draw, the best token for the others.
 
     Args:
         sprout: the step's tree.
@@ -93,34 +100,24 @@ def grow_chain(sprout: Sprout, context: Context, depth: int, temperature: float 
         depth: tokens to draft.
         temperature: of the head's own law; None takes the call's.
     """
-    live = ~context.done
+    root = context.root.to(sprout.hidden.device)
+    live = root >= 0
     samplers = [row.sampler for row in context.rows]
+    draws = torch.tensor([[sampler.draws_drafts] for sampler in samplers], device=root.device)
     hidden, tokens, laws = sprout.hidden, [], []
     for level in range(1, depth + 1):
         logits = sprout.logits(hidden[:, None])[:, 0]  # [B, D]
         law = torch.softmax(warp(samplers, logits, temperature), dim=-1)
-        drawn = context.draws.sample(law, live)
+        drawn = draft_tokens(samplers, context.draws, law, live)
         tokens.append(sprout.target_ids(drawn))
-        laws.append((law, drawn))
+        laws.append(torch.where(draws, law, torch.zeros_like(law).scatter_(1, drawn[:, None], 1.0)))
         if level < depth:
             parent = torch.full_like(drawn, level - 2)[:, None]
             hidden = sprout.feed(tokens[-1][:, None], hidden[:, None], parent, level)[:, 0]
     drafted = torch.stack(tokens, dim=1)
     real = live[:, None].expand_as(drafted)
-    if context.greedy:
-        return Proposal.chain(context.root, drafted, real)
-    return Proposal.chain(context.root, drafted, real, _scatter(sprout, context, laws))
-
-
-def _scatter(sprout: Sprout, context: Context, laws: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Spread laws over the head's vocabulary to the target's, `[B, K, V]`; greedy rows chose, so theirs are one-hot."""
-    law = torch.stack([pair[0] for pair in laws], dim=1)  # [B, K, D]
-    drawn = torch.stack([pair[1] for pair in laws], dim=1)
-    chosen = torch.tensor([not row.sampler.do_sample for row in context.rows], device=law.device)
-    law = torch.where(chosen[:, None, None], torch.zeros_like(law).scatter_(2, drawn[..., None], 1.0), law)
-    ids = sprout.target_ids(torch.arange(law.shape[2], device=law.device))
-    wide = law.new_zeros(*law.shape[:2], context.target.vocab_size)
-    return wide.index_copy_(2, ids, law)
+    probs = sprout.target_laws(torch.stack(laws, dim=1), context.target.vocab_size) if context.draws_drafts else None
+    return Proposal.chain(root, drafted, real, probs)
 
 
 def grow_static(sprout: Sprout, root: Tensor, choices: Choices) -> Proposal:
@@ -198,7 +195,8 @@ def _rerank(root: Tensor, scores: Tensor, tokens: Tensor, parents: Tensor, size:
     """Keep the `size` best of all candidates `[B, C]`; a parent is never worse than its child and comes before it."""
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :size]
     kept = best.sort(dim=1).values  # [B, size], candidates in order of depth
-    index = torch.full_like(tokens, -1).scatter_(1, kept, torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept))
+    place = torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept)
+    index = torch.full_like(tokens, -1).scatter_(1, kept, place)  # [B, C] node of each kept candidate
     above = parents.gather(1, kept)
     node_parents = torch.where(above >= 0, index.gather(1, above.clamp(min=0)), 0)
     first = torch.full_like(root, -1)[:, None]
@@ -215,3 +213,11 @@ def tree_proposal(root: Tensor, tokens: Tensor, parents: Tensor, depth: int) -> 
     tokens[:, 0] = root.clamp(min=0)
     real = (root >= 0)[:, None].expand_as(tokens)
     return Proposal(tokens, parents, real, None, depth)
+
+
+def within(proposal: Proposal, depth: Tensor) -> Proposal:
+    """Return the proposal on the device of `depth [B]`, without the nodes that lie deeper than a row may draft."""
+    real = proposal.real & (proposal.depths <= depth.to(proposal.real.device)[:, None])
+    probs = None if proposal.draft_probs is None else proposal.draft_probs.to(depth.device)
+    tokens, parents, real = (tensor.to(depth.device) for tensor in (proposal.tokens, proposal.parents, real))
+    return Proposal(tokens, parents, real, probs, proposal.max_depth)

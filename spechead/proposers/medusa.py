@@ -15,8 +15,8 @@ from ..context import Context
 from ..proposal import Proposal
 from ..tree import choices_to_parents
 from .base import BaseProposer
-from .choices import MEDUSA_63, Choices
-from .growth import tree_proposal
+from .choices import MEDUSA_63, Choices, likeliest, static_choices
+from .growth import tree_proposal, within
 
 
 class MedusaProposer(BaseProposer):
@@ -26,10 +26,10 @@ class MedusaProposer(BaseProposer):
         heads: MedusaHeads bound to the target.
         num_draft_tokens: depth; at most the number of heads, which is the default.
         tree: "chain", "static" (Medusa's published 63 nodes), or paths of ranks.
-        tree_size: keep only this many nodes of the tree, the root excluded; None keeps all.
+        tree_size: keep only this many nodes of the tree, those of the best ranks, the root excluded; None keeps all.
 
     Raises:
-        ValueError: if a size is below 1 or the tree is deeper than there are heads.
+        ValueError: if a size is below 1, the tree is none, or it is deeper than there are heads.
     """
 
     name = "medusa"
@@ -44,15 +44,12 @@ class MedusaProposer(BaseProposer):
         depth = heads.config.num_heads if num_draft_tokens is None else num_draft_tokens
         if not 1 <= depth <= heads.config.num_heads:
             raise ValueError(f"num_draft_tokens={depth} must lie in 1..{heads.config.num_heads}, the number of heads.")
-        if tree == "dynamic":
-            raise ValueError("tree='dynamic' is EAGLE's; Medusa heads take 'chain', 'static' or paths of ranks.")
-        choices: Choices = [(0,) * d for d in range(1, depth + 1)] if tree == "chain" else MEDUSA_63
-        if not isinstance(tree, str):
-            choices = [tuple(path) for path in tree]
-            if max(map(len, choices), default=0) > heads.config.num_heads:
-                raise ValueError(f"tree={tree!r} is deeper than there are heads ({heads.config.num_heads}).")
+        chain: Choices = [(0,) * d for d in range(1, heads.config.num_heads + 1)]
+        choices = static_choices(tree, {"chain": chain, "static": MEDUSA_63})
+        if not isinstance(tree, str) and len(choices[-1]) > heads.config.num_heads:
+            raise ValueError(f"tree={tree!r} is deeper than there are heads ({heads.config.num_heads}).")
         self.heads, self.num_draft_tokens = heads, depth
-        self.choices = [path for path in choices if len(path) <= depth][: tree_size or None]
+        self.choices = likeliest([path for path in choices if len(path) <= depth], tree_size)
         self.taps = heads.taps
         self.trained_positions: int = heads.config.trained_positions or 1 << 30
 
@@ -64,15 +61,18 @@ class MedusaProposer(BaseProposer):
         """Return the static tree filled with each head's likeliest tokens, for every row."""
         hidden = self._last_state(context)  # [B, H]
         depth = torch.minimum(context.room(), (self.trained_positions - context.cached).clamp(min=0))
-        if int(depth.max()) < 1:
+        deepest = min(int(depth.max()), self.num_draft_tokens)
+        if deepest < 1:
             return Proposal.root_only(context.root)
         device = context.root.device
-        parents, depths, ranks = choices_to_parents(self._within(self.num_draft_tokens))
-        best = self.heads(hidden).topk(max(ranks) + 1, dim=-1).indices.to(device)  # [K, B, R]
+        parents, depths, ranks = choices_to_parents(self._within(deepest))
+        logits = self.heads(hidden)  # [K, B, V]
+        best = logits.topk(min(max(ranks) + 1, logits.shape[-1]), dim=-1).indices.to(device)  # [K, B, R]
         head = torch.tensor(depths, device=device).sub(1).clamp(min=0)
-        tokens = best[head, :, torch.tensor(ranks, device=device)].T.contiguous()  # [B, N]
+        rank = torch.tensor(ranks, device=device).clamp(max=best.shape[-1] - 1)
+        tokens = best[head, :, rank].T.contiguous()  # [B, N]
         above = torch.tensor([parents], device=device).expand(len(tokens), -1)
-        return tree_proposal(context.root, tokens, above, max(depths))
+        return within(tree_proposal(context.root, tokens, above, deepest), depth)
 
     def nodes(self, depth: int) -> int:
         """Return how many nodes a row drafts to a depth."""

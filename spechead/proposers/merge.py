@@ -27,13 +27,12 @@ def merge(first: Proposal, second: Proposal) -> Proposal:
     if second.draft_probs is not None:
         raise ValueError("only point masses can be merged into another tree; pass the drawn tree first.")
     rows = [_merge_row(*row) for row in zip(*(_columns(first) + _columns(second)), strict=True)]
-    width = max(len(tokens) for tokens, _ in rows)
+    width = max(len(tokens) for tokens, _, _ in rows)
     device = first.tokens.device
-    tokens = torch.tensor([t + [0] * (width - len(t)) for t, _ in rows], device=device)
+    tokens = torch.tensor([t + [0] * (width - len(t)) for t, _, _ in rows], device=device)
     # Padding hangs under the node before it, so that parents stay smaller than their children.
-    parents = torch.tensor([p + list(range(len(p) - 1, width - 1)) for _, p in rows], device=device)
-    counts = torch.tensor([len(t) for t, _ in rows], device=device)
-    real = (torch.arange(width, device=device)[None, :] < counts[:, None]) & first.real[:, :1]
+    parents = torch.tensor([p + list(range(len(p) - 1, width - 1)) for _, p, _ in rows], device=device)
+    real = torch.tensor([r + [False] * (width - len(r)) for _, _, r in rows], device=device)
     probs = None
     if first.draft_probs is not None:
         known, vocabulary = first.draft_probs.shape[1:]
@@ -51,11 +50,12 @@ def _columns(proposal: Proposal) -> list[list[list[int]]]:
 
 def _merge_row(
     tokens: list[int], parents: list[int], real: list[bool], more: list[int], above: list[int], counts: list[bool]
-) -> tuple[list[int], list[int]]:
-    """Merge one row's trees; returns its tokens and parents."""
+) -> tuple[list[int], list[int], list[bool]]:
+    """Merge one row's trees; returns its tokens, parents, and which of them are real."""
     last = max((node for node, is_real in enumerate(real) if is_real), default=0)
-    out_tokens, out_parents = tokens[: last + 1], parents[: last + 1]
-    child = {(p, t): node for node, (p, t) in enumerate(zip(out_parents, out_tokens, strict=True)) if node and real[node]}
+    out_tokens, out_parents, out_real = tokens[: last + 1], parents[: last + 1], real[: last + 1]
+    known = enumerate(zip(out_parents, out_tokens, strict=True))
+    child = {key: node for node, key in known if node and real[node]}
     place = {0: 0}
     for node in range(1, len(more)):
         if not counts[node]:
@@ -66,5 +66,6 @@ def _merge_row(
             child[key] = len(out_tokens)
             out_tokens.append(more[node])
             out_parents.append(parent)
+            out_real.append(True)
         place[node] = child[key]
-    return out_tokens, out_parents
+    return out_tokens, out_parents, out_real

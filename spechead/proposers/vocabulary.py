@@ -29,7 +29,7 @@ def shared_vocabulary(target_size: int, draft_size: int, tokenizer: Any = None, 
     if tokenizer is None or draft_tokenizer is None:
         if target_size != draft_size:
             logger.warning(
-                f"The target has {target_size} vocabulary rows and the draft {draft_size}; without both tokenizers this "
+                f"The target has {target_size} vocabulary rows, the draft {draft_size}; without both tokenizers this "
                 "is taken as padding of one vocabulary. Pass tokenizer= and draft_tokenizer= to have it checked."
             )
         return size
