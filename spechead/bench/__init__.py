@@ -1,0 +1,1 @@
+"""Measuring: prompts, one timed generation, the paired comparison, and the results file they fill."""

@@ -1,0 +1,199 @@
+"""One self-contained HTML page of a results file: verdicts first, then figures, plots, a text by who wrote it.
+
+Called by `spechead bench`. Everything is in the page: style, plots (as PNG) and the settings that repeat the run.
+"""
+
+import base64
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from .plots import acceptance_by_depth, speed_up_by_batch
+from .results import Cell, Load, Results
+from .timing import MEAN, PLAIN
+from .verdict import best, describe, overall, verdicts
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; } h3 { font-size: 1rem; }
+table { border-collapse: collapse; margin: .6rem 0; font-size: .88rem; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+tr.mean td { font-weight: 600; } tr.slow td.ratio { color: #a40000; } tr.fast td.ratio { color: #006b2d; }
+.verdict { border-left: 4px solid #006b2d; padding: .3rem .8rem; background: #f2f8f4; margin: .4rem 0; }
+.verdict.plain { border-color: #8a6d00; background: #fbf7ea; }
+.sample { white-space: pre-wrap; background: #f7f7f7; padding: .8rem; border-radius: 4px; }
+.drafted { background: #bfe8cc; } code { background: #f2f2f2; padding: 0 .2rem; }
+img { max-width: 100%; } .note { color: #555; font-size: .88rem; }
+"""
+COLUMNS = (
+    "group",
+    "method",
+    "tokens/s",
+    "against plain",
+    "latency",
+    "first token",
+    "tokens a step",
+    "acceptance",
+    "by depth",
+    "drafting",
+    "verifying",
+    "other",
+    "peak",
+    "as plain",
+)
+
+
+def render(results: Results) -> str:
+    """Return the page.
+
+    Args:
+        results: a results file; of an unfinished run the page says so.
+    """
+    found = verdicts(results)
+    target, *others = results.models
+    parts = [f"<h1>{escape(target.name)}: speculative decoding, measured</h1>", setting(results)]
+    if not results.complete:
+        parts.append('<p class="verdict plain">This run was interrupted: what follows is what had been measured.</p>')
+    parts.append("<h2>Verdicts</h2>")
+    for index, load in enumerate(results.loads):
+        answer = best(found, index)
+        kept = "" if answer.startswith("keep ") and "plain generation" not in answer else " plain"
+        parts.append(f'<div class="verdict{kept}"><b>{escape(name_of(load))}</b>: {escape(answer)}</div>')
+        mine = [verdict for verdict in found if verdict.load == index]
+        parts.append(bullets(describe(verdict) for verdict in mine))
+        for verdict in mine:
+            if verdict.causes:
+                title = f"{verdict.method} keeps little of what it drafts. Likely causes, the first ones first:"
+                parts.append(f"<p>{escape(title)}</p>" + bullets(verdict.causes, ordered=True))
+    for temperature in dict.fromkeys(load.temperature for load in results.loads):
+        sizes = {load.batch_size for load in results.loads if load.temperature == temperature}
+        png = speed_up_by_batch(results, temperature)
+        if png is not None and len(sizes) > 1:
+            parts.append(f"<h2>Speed by batch size, {law_of(temperature)}</h2>" + image(png, "speed by batch size"))
+    for index, load in enumerate(results.loads):
+        parts.append(section(results, index, load))
+    parts.append(settings(results))
+    title = escape(f"{target.name}: {', '.join(model.name for model in others) or 'speculation'}")
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def setting(results: Results) -> str:
+    """Say what was measured on what."""
+    models = [f"{model.role} {model.name} ({model.dtype})" for model in results.models]
+    hardware = results.hardware
+    text = f"{'; '.join(models)}. {hardware.device}, {hardware.count}, {results.created}. Prompts: {results.source}."
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def section(results: Results, index: int, load: Load) -> str:
+    """Return the figures, the plot and a sample of one load."""
+    cells = [cell for cell in results.cells if cell.load == index]
+    peaks = {peak.method: peak.bytes for peak in results.peaks if peak.load == index}
+    parts = [f"<h2>{escape(name_of(load))}</h2>", table(cells, peaks)]
+    groups = [cell for cell in cells if cell.group != MEAN]
+    png = acceptance_by_depth(groups)
+    if png is not None:
+        parts.append("<h3>Kept by depth, mean over the groups</h3>" + image(png, "acceptance by depth"))
+    for sample in results.samples:
+        if sample.load == index:
+            note = f"{sample.method} on {sample.prompt}: marked tokens were drafted, the others are the target's own"
+            parts.append(f"<h3>{escape(note)}</h3>" + coloured(sample.pieces, sample.drafted))
+    return "\n".join(parts)
+
+
+def table(cells: Sequence[Cell], peaks: dict[str, int]) -> str:
+    """Return the cells of one load as a table, the mean last."""
+    groups = [*dict.fromkeys(cell.group for cell in cells if cell.group != MEAN), MEAN]
+    rows = ["<tr>" + "".join(f"<th>{escape(column)}</th>" for column in COLUMNS) + "</tr>"]
+    whole = overall([cell for cell in cells if cell.method != PLAIN])
+    for group in groups:
+        for cell in cells:
+            if cell.group == group:
+                rows.append(row(cell, peaks.get(cell.method), cell in whole))
+    return "<table>" + "\n".join(rows) + "</table>"
+
+
+def row(cell: Cell, peak: int | None, is_mean: bool) -> str:
+    """Return one line of the table."""
+    ratio = "" if cell.method == PLAIN else f"{cell.ratio:.2f}x"
+    if ratio and cell.ratio_low is not None and cell.ratio_high is not None:
+        ratio += f" [{cell.ratio_low:.2f}, {cell.ratio_high:.2f}]"
+    speed = "" if cell.method == PLAIN else "fast" if cell.ratio >= 1 else "slow"
+    same = "" if cell.identical is None else f"{cell.identical:.0%}"
+    same += f", {cell.ties} ties" if cell.ties else ""
+    same += f", {cell.bugs} BUGS" if cell.bugs else ""
+    depths = " ".join(f"{rate:.2f}" for rate in cell.acceptance_rate_by_depth)
+    values = [
+        (cell.group, ""),
+        (cell.method + (" (lossy)" if cell.lossy else ""), ""),
+        (f"{cell.tokens_per_second:.1f}", ""),
+        (ratio, "ratio"),
+        ("" if cell.seconds is None else f"{cell.seconds:.2f} s", ""),
+        (f"{cell.seconds_to_first_token * 1000:.0f} ms", ""),
+        ("" if cell.acceptance_length is None else f"{cell.acceptance_length:.2f}", ""),
+        (share(cell.acceptance_rate), ""),
+        (depths, ""),
+        (share(cell.drafting), ""),
+        (share(cell.verifying), ""),
+        (share(cell.other), ""),
+        ("" if peak is None else f"{peak / 1e6:,.0f} MB", ""),
+        (same, ""),
+    ]
+    inside = "".join(
+        f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>" for text, kind in values
+    )
+    classes = " ".join(name for name in (speed, "mean" if is_mean and cell.group == MEAN else "") if name)
+    return f'<tr class="{classes}">{inside}</tr>'
+
+
+def coloured(pieces: Sequence[str], drafted: Sequence[bool]) -> str:
+    """Return a text whose drafted tokens are marked."""
+    spans = [
+        f'<span class="drafted">{escape(piece)}</span>' if mark else escape(piece)
+        for piece, mark in zip(pieces, drafted, strict=True)
+    ]
+    return f'<div class="sample">{"".join(spans)}</div>'
+
+
+def settings(results: Results) -> str:
+    """Return what repeats the run: command, versions, methods, fingerprints, prompts."""
+    versions = results.versions
+    lines = [
+        f"command: {' '.join(results.command)}",
+        f"python {versions.python}, torch {versions.torch}, transformers {versions.transformers}, "
+        f"spechead {versions.spechead}",
+        *(f"{name}: {arguments}" for name, arguments in results.methods.items() if arguments),
+        *(
+            f"{model.name}: {model.parameters:,} parameters, fingerprint {model.fingerprint}"
+            for model in results.models
+        ),
+        *(f"prompts of {group}: {', '.join(ids)}" for group, ids in results.prompts.items()),
+    ]
+    return "<h2>Settings</h2>" + bullets(lines)
+
+
+def bullets(lines: Iterable[str], ordered: bool = False) -> str:
+    """Return a list."""
+    kind = "ol" if ordered else "ul"
+    return f"<{kind}>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + f"</{kind}>"
+
+
+def image(png: bytes, text: str) -> str:
+    """Return a PNG as part of the page."""
+    return f'<img alt="{escape(text)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+def share(value: float | None) -> str:
+    """Return a share as text."""
+    return "" if value is None else f"{value:.0%}"
+
+
+def law_of(temperature: float) -> str:
+    """Name a temperature."""
+    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
+
+
+def name_of(load: Load) -> str:
+    """Name a load."""
+    return f"batch {load.batch_size}, {law_of(load.temperature)}, {load.max_new_tokens} new tokens"
