@@ -1,0 +1,165 @@
+"""Chats to token ids and answer spans, by the boundaries of what the chat template renders.
+
+An answer is what the template adds between "history plus generation prompt" and "history plus answer", compared on
+token ids: the first must be a prefix of the second, so what is trained is what serving would feed. Text is never
+searched, so markers inside a user's text change nothing. A template that rewrites history (drops earlier thinking,
+say) gives one row a turn; every other one gives one row a chat.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]
+EXAMPLES_KEPT = 3
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """Token ids of one training row and the half-open ranges of its answer tokens."""
+
+    input_ids: list[int]
+    spans: list[list[int]]
+
+
+@dataclass
+class Skipped:
+    """Rows left out, counted by reason, with a few examples of each."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, example: object) -> None:
+        """Count one row and keep it as an example if there are few."""
+        self.counts[reason] += 1
+        kept = self.examples.setdefault(reason, [])
+        if len(kept) < EXAMPLES_KEPT:
+            kept.append(str(example)[:200])
+
+    def lines(self) -> list[str]:
+        """Return one line a reason: its count and its first example."""
+        return [
+            f"skipped {count} rows: {reason}; e.g. {self.examples[reason][0]}" for reason, count in self.counts.items()
+        ]
+
+
+class UnusableRow(ValueError):
+    """A row that cannot be trained on; its message is the reason it is counted under."""
+
+
+class ChatEncoder:
+    """Turns chats into `TokenRow`s with one tokenizer, template and set of template arguments.
+
+    Args:
+        tokenizer: with a chat template.
+        template_kwargs: arguments of the template (`enable_thinking` and the like), the ones used when serving.
+        end_ids: token ids that end an answer; the tokenizer's EOS if None.
+
+    Raises:
+        ValueError: if the tokenizer has no chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template_kwargs: Mapping[str, Any] | None = None,
+        end_ids: Iterable[int] | None = None,
+    ):
+        if tokenizer.chat_template is None:
+            raise ValueError(
+                f"The tokenizer of {tokenizer.name_or_path!r} has no chat template, so chats cannot be rendered. Use "
+                "a target with one, set tokenizer.chat_template, or give rows with prompt_ids and response_ids."
+            )
+        self.tokenizer, self.template_kwargs = tokenizer, dict(template_kwargs or {})
+        self.end_ids = frozenset(end_ids if end_ids is not None else [tokenizer.eos_token_id])
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of a history with the generation prompt: what is fed when serving."""
+        return self._render(messages, generation=True)
+
+    def _render(self, messages: Sequence[Message], generation: bool) -> list[int]:
+        return list(
+            self.tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=True,
+                add_generation_prompt=generation,
+                return_dict=False,
+                **self.template_kwargs,
+            )
+        )
+
+    def rows(self, messages: Sequence[Message]) -> list[TokenRow]:
+        """Return the rows of one chat, each with `0 < answer tokens < all tokens`.
+
+        Raises:
+            UnusableRow: if the chat's roles or contents are not those of a chat, it has no answer, or the template
+                does not continue its own generation prompt.
+        """
+        check_messages(messages)
+        turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns:
+            raise UnusableRow("no assistant turn")
+        rendered = [self._turn(messages, place) for place in turns]
+        last = rendered[-1].input_ids
+        if all(last[: len(row.input_ids)] == row.input_ids for row in rendered):
+            rendered = [TokenRow(last, [span for row in rendered for span in row.spans])]
+        for row in rendered:
+            answers = sum(stop - start for start, stop in row.spans)
+            if not 0 < answers < len(row.input_ids):
+                raise UnusableRow("no token, or every token, would be supervised")
+        return rendered
+
+    def _turn(self, messages: Sequence[Message], place: int) -> TokenRow:
+        before = self._render(messages[:place], generation=True)
+        after = self._render(messages[: place + 1], generation=False)
+        if after[: len(before)] != before:
+            raise UnusableRow("the rendered answer does not continue the generation prompt")
+        stop = len(after)
+        ends = [index for index in range(len(before), stop) if after[index] in self.end_ids]
+        # What the template puts after the end token (ChatML's newline) is never generated.
+        stop = ends[-1] + 1 if ends else stop
+        if stop == len(before):
+            raise UnusableRow("empty answer")
+        return TokenRow(after[:stop], [[len(before), stop]])
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise UnusableRow unless these are system (optional), then user and assistant in turn, all with text."""
+    roles = [message.get("role") for message in messages]
+    body = roles[1:] if roles[:1] == ["system"] else roles
+    if not body:
+        raise UnusableRow("no messages")
+    if any(role not in ("user", "assistant") for role in body):
+        raise UnusableRow("roles other than system, user and assistant")
+    if body[0] != "user":
+        raise UnusableRow("the assistant speaks first")
+    if any(first == second for first, second in pairwise(body)):
+        raise UnusableRow("one role twice in a row")
+    for message in messages:
+        if not isinstance(message.get("content"), str) or not message["content"].strip():
+            raise UnusableRow("a message without text")
+
+
+def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return a row's messages from `messages`, ShareGPT's `conversations` or a bare `prompt`.
+
+    Raises:
+        UnusableRow: if the row has none of them, or a ShareGPT speaker is unknown.
+    """
+    if row.get("messages"):
+        return [dict(message) for message in row["messages"]]
+    if row.get("conversations"):
+        roles = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+        try:
+            return [{"role": roles[turn["from"]], "content": turn["value"]} for turn in row["conversations"]]
+        except KeyError as error:
+            raise UnusableRow(f"unknown speaker or field {error} in conversations") from error
+    if isinstance(row.get("prompt"), str):
+        return [{"role": "user", "content": row["prompt"]}]
+    raise UnusableRow("neither messages, conversations nor prompt")

@@ -1,0 +1,31 @@
+"""What the trainer trains: a module that owns a head and turns a batch into its summed loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..heads.base import Head
+
+
+class Objective(nn.Module):
+    """Base of the objectives; `forward(input_ids, supervised, states, best, mass)` is a batch's loss and counts.
+
+    Args:
+        head: the head to train; nothing else of an objective has parameters or is saved.
+        depths: J, predictions trained for each entry.
+        decay: weight of a depth against the one before.
+    """
+
+    head: Head
+    decay: Tensor
+
+    def __init__(self, head: Head, depths: int, decay: float):
+        super().__init__()
+        self.head, self.depths = head, depths
+        self.register_buffer("decay", decay ** torch.arange(depths), persistent=False)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Hidden states that a batch must bring, the final one last."""
+        return self.head.taps

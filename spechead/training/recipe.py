@@ -1,0 +1,218 @@
+"""What a training recipe can say: dataclasses read from `--config file.yaml` and command-line overrides.
+
+TRL's parser fills them, the training arguments are transformers' own with other defaults, and a name that none of them
+has is an error with the nearest one that exists. `save_recipe` writes what was said, resolved, beside the head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import TrainingArguments
+from trl import TrlParser
+
+from ..demo_target import cache_directory
+
+FEATURES = ("online", "store")
+
+
+@dataclass
+class DataArguments:
+    """The target, its answers, and how they are read."""
+
+    target: str = field(metadata={"help": "Target model: Hub name or directory."})
+    data: list[str] = field(
+        metadata={"help": "JSONL or parquet files, directories of them, or Hub datasets (name[:split])."}
+    )
+    target_revision: str | None = field(default=None, metadata={"help": "Revision of the target."})
+    dtype: str = field(default="bfloat16", metadata={"help": "The target's dtype."})
+    template_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Arguments of the chat template, as when serving."}
+    )
+    max_length: int = field(default=2048, metadata={"help": "Longer rows are cut."})
+    held_out: float = field(default=0.02, metadata={"help": "Share of rows held out."})
+    features: str = field(
+        default="online", metadata={"help": "online, or store: write hidden states once, then train."}
+    )
+    store: str | None = field(default=None, metadata={"help": "Directory of the store; by default in the cache."})
+    cache: str | None = field(default=None, metadata={"help": "Cache directory."})
+
+    def __post_init__(self) -> None:
+        self.template_kwargs = as_mapping("template_kwargs", self.template_kwargs)
+        if self.features not in FEATURES:
+            raise ValueError(f"features={self.features!r} is unknown; give one of {', '.join(FEATURES)}.")
+        if not 0.0 < self.held_out < 1.0:
+            raise ValueError(
+                f"held_out={self.held_out} must lie between 0 and 1: the best head is chosen on held-out rows."
+            )
+
+    def cache_path(self) -> Path:
+        """Return the cache directory."""
+        return Path(self.cache).expanduser() if self.cache else cache_directory()
+
+
+@dataclass
+class RunArguments:
+    """How a run behaves."""
+
+    tokens_per_batch: int = field(default=4096, metadata={"help": "Padded tokens of a micro-batch."})
+    resume: bool = field(
+        default=True, metadata={"help": "Go on from the last checkpoint in output_dir, if there is one."}
+    )
+    dry_run: bool = field(default=False, metadata={"help": "Print spans, tokens, hours, disk and memory, then stop."})
+    write_store: bool = field(default=False, metadata={"help": "Write the feature store, then stop."})
+    acceptance_prompts: int = field(
+        default=16, metadata={"help": "Held-out prompts decoded with the head at each evaluation; 0 = none."}
+    )
+    acceptance_new_tokens: int = field(default=64, metadata={"help": "New tokens of each of them."})
+
+
+@dataclass
+class EagleArguments:
+    """What is particular to EAGLE heads."""
+
+    method: str = field(default="eagle3", metadata={"help": "eagle3, or eagle (EAGLE-1/2)."})
+    init_head: str | None = field(default=None, metadata={"help": "A head to go on from; its vocabulary is kept."})
+    init_from_target: bool = field(
+        default=True, metadata={"help": "Start from the target's last layer and LM head rows."}
+    )
+    draft_vocab_size: int | None = field(
+        default=None, metadata={"help": "Most frequent answer tokens kept; none = all."}
+    )
+    depths: int = field(default=5, metadata={"help": "Steps of the training-time test (EAGLE-3)."})
+    decay: float = field(default=0.8, metadata={"help": "Weight of a depth against the one before (EAGLE-3)."})
+    softmax_rows: int | None = field(
+        default=None,
+        metadata={"help": "Draft tokens always in the softmax, the rest is sampled (EAGLE-3); none = all."},
+    )
+    noise: float = field(default=0.1, metadata={"help": "Half-width of the noise on features (EAGLE-1)."})
+    head: dict[str, Any] | str | None = field(default=None, metadata={"help": "Further fields of the head's config."})
+
+    def __post_init__(self) -> None:
+        self.head = as_mapping("head", self.head)
+        if self.method not in ("eagle", "eagle3"):
+            raise ValueError(f"method={self.method!r} is unknown; give eagle3, or eagle for EAGLE-1/2.")
+        if self.depths < 1:
+            raise ValueError(f"depths={self.depths} trains nothing; give at least 1.")
+
+
+@dataclass
+class MedusaArguments:
+    """What is particular to Medusa heads."""
+
+    init_head: str | None = field(default=None, metadata={"help": "Heads to go on from."})
+    num_heads: int = field(default=4, metadata={"help": "K."})
+    decay: float = field(default=0.8, metadata={"help": "Weight of a head against the one before."})
+    softmax_rows: int | None = field(
+        default=None, metadata={"help": "LM head rows always in the softmax, the rest is sampled; none = all."}
+    )
+    head: dict[str, Any] | str | None = field(default=None, metadata={"help": "Further fields of the head's config."})
+
+    def __post_init__(self) -> None:
+        self.head = as_mapping("head", self.head)
+
+
+@dataclass
+class HeadTrainingArguments(TrainingArguments):
+    """transformers' TrainingArguments with the defaults of a head's training."""
+
+    output_dir: str = field(default="head", metadata={"help": "Where checkpoints, logs and the head go."})
+    learning_rate: float = field(default=1e-3, metadata={"help": "Peak learning rate."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Schedule."})
+    warmup_steps: float = field(default=0.02, metadata={"help": "Steps of warm-up, or their share."})
+    adam_beta2: float = field(default=0.95, metadata={"help": "AdamW's second beta."})
+    max_grad_norm: float = field(default=1.0, metadata={"help": "Gradient clipping."})
+    bf16: bool = field(default=True, metadata={"help": "Autocast to bfloat16; weights and optimiser stay float32."})
+    logging_steps: float = field(default=20, metadata={"help": "Steps between log lines."})
+    eval_strategy: str = field(default="steps", metadata={"help": "When to evaluate."})
+    eval_steps: float | None = field(default=200, metadata={"help": "Steps between evaluations."})
+    save_strategy: str = field(default="steps", metadata={"help": "When to save."})
+    save_steps: float = field(default=200, metadata={"help": "Steps between checkpoints."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept besides the best."})
+    load_best_model_at_end: bool = field(default=True, metadata={"help": "Ship the best head, not the last."})
+    metric_for_best_model: str | None = field(
+        default="auto", metadata={"help": "auto: the measured acceptance length, or the expected one without prompts."}
+    )
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "The trainer stops at such a loss."})
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "Every parameter is always used."}
+    )
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Batches carry more than labels."})
+
+
+def as_mapping(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Return a mapping given as YAML, as JSON on the command line, or not at all.
+
+    Raises:
+        ValueError: if it is no mapping.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{name}={value!r} is not a JSON object ({error}).") from error
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{name}={value!r} must be a mapping.")
+    return dict(value or {})
+
+
+def parse(classes: Sequence[type], argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Fill dataclasses from `--config file.yaml` and command-line overrides.
+
+    Args:
+        classes: the dataclasses; their fields share one flat name space.
+        argv: arguments, `sys.argv[1:]` by default.
+
+    Raises:
+        ValueError: for a name that none of the classes has, with the nearest one.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    known = sorted(
+        {entry.name for cls in classes for entry in dataclasses.fields(cls) if entry.init} | {"env", "config", "help"}
+    )
+    if "--config" in argv and argv.index("--config") + 1 < len(argv):
+        path = Path(argv[argv.index("--config") + 1])
+        if not path.exists():
+            raise ValueError(f"--config {path} does not exist.")
+        for name in yaml.safe_load(path.read_text()) or {}:
+            refuse_unknown(name, known, f"{path}")
+    for argument in argv:
+        if argument.startswith("--"):
+            name = argument[2:].split("=")[0].replace("-", "_")
+            refuse_unknown(
+                name.removeprefix("no_") if name.removeprefix("no_") in known else name, known, "the command line"
+            )
+    return TrlParser(list(classes), allow_abbrev=False).parse_args_and_config(argv)
+
+
+def refuse_unknown(name: str, known: Sequence[str], where: str) -> None:
+    """Raise ValueError for a name that is not known."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else " `--help` lists all."
+        raise ValueError(f"{where} sets {name!r}, which no argument is called.{hint}")
+
+
+def save_recipe(path: Path, *arguments: Any) -> None:
+    """Write everything that differs from its default, so that `--config` on this file repeats the run."""
+    said: dict[str, Any] = {}
+    for part in arguments:
+        for entry in dataclasses.fields(part):
+            value = getattr(part, entry.name)
+            factory: Any = entry.default_factory
+            default = entry.default if factory is dataclasses.MISSING else factory()
+            value = value.value if isinstance(value, Enum) else value
+            plain = value if isinstance(value, bool | int | float | str | list | dict) else None
+            if plain is not None and plain != default and plain not in ({}, []) and entry.init:
+                said[entry.name] = plain
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(said, sort_keys=True))

@@ -1,0 +1,54 @@
+"""What is taken from the rows: the draft vocabulary, by counts of their answers, and the rows held out."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from .rows import COUNTS_FILE, Rows
+
+
+def draft_vocabulary(rows: Rows, size: int, vocab_size: int) -> tuple[list[int], float]:
+    """Return the `size` most frequent answer tokens, sorted, and the share of all answer tokens they cover.
+
+    Ties and unseen tokens go by id, so a size above the number of distinct tokens is filled with the lowest unused
+    ids.
+
+    Args:
+        rows: the training rows.
+        size: D.
+        vocab_size: V of the target's LM head, which may have more rows than its tokenizer has tokens.
+
+    Raises:
+        ValueError: if D is more than V, or the answers hold ids that the target does not have.
+    """
+    counts = np.load(rows.directory / COUNTS_FILE)
+    if size > vocab_size:
+        raise ValueError(f"draft_vocab_size={size} is more than the target's {vocab_size}.")
+    if counts[vocab_size:].any():
+        raise ValueError(
+            f"The answers hold token ids from {vocab_size} on, which the target does not have; were they made by "
+            "another target?"
+        )
+    counts = np.pad(counts[:vocab_size], (0, max(0, vocab_size - len(counts))))
+    kept = np.lexsort((np.arange(vocab_size), -counts))[:size]
+    return sorted(kept.tolist()), float(counts[kept].sum() / max(counts.sum(), 1))
+
+
+def split_rows(rows: Rows, share: float, seed: int = 0) -> tuple[list[int], list[int]]:
+    """Return the numbers of training and of held-out rows; rows of one chat stay together, whatever their order."""
+    draw: dict[str, float] = {}
+    train: list[int] = []
+    held_out: list[int] = []
+    for number, row_id in enumerate(rows.data["row_id"]):
+        chat = row_id.split(".")[0]
+        if chat not in draw:
+            draw[chat] = int(hashlib.sha256(f"{seed}:{chat}".encode()).hexdigest()[:8], 16) / 16**8
+        (held_out if draw[chat] < share else train).append(number)
+    if not train or not held_out:
+        raise ValueError(
+            f"held_out={share} of {len(rows)} rows leaves {len(train)} to train on and {len(held_out)} held out; "
+            "both need some."
+        )
+    return train, held_out

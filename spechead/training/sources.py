@@ -1,0 +1,185 @@
+"""What a training run loads before it starts: rows, target, ends, features, and the held-out split.
+
+With `features: store` the target is loaded only to write the store (or to measure acceptance); later processes read
+the target's embedding and LM head from the store itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
+
+from ..demo_target import REPO_ID, fetch_demo_target
+from ..heads.fingerprint import compare_logits, fingerprint
+from .dataset import Features, OnlineFeatures, RowDataset, StoredFeatures
+from .ends import TargetEnds
+from .features import write_store
+from .recipe import DataArguments, as_mapping
+from .rows import Rows, hash_of, prepare_rows
+from .selection import split_rows
+from .store import FeatureStore, is_whole
+
+logger = logging.get_logger(__name__)
+
+
+class NamesTarget(Protocol):
+    """Arguments of any recipe: which target, and in which dtype."""
+
+    target: str
+    target_revision: str | None
+    dtype: str
+
+
+def resolve_target(name: str) -> str:
+    """Return where a target is loaded from: the demo target's directory for its Hub name, else the name itself."""
+    return str(fetch_demo_target()) if name == REPO_ID else name
+
+
+def load_tokenizer(data: NamesTarget) -> PreTrainedTokenizerBase:
+    """Load the target's tokenizer."""
+    return AutoTokenizer.from_pretrained(resolve_target(data.target), revision=data.target_revision)
+
+
+def load_config(data: NamesTarget) -> PreTrainedConfig:
+    """Load the target's config."""
+    return AutoConfig.from_pretrained(resolve_target(data.target), revision=data.target_revision)
+
+
+def load_target(data: NamesTarget, device: torch.device, spread: bool = False) -> PreTrainedModel:
+    """Load the frozen target.
+
+    Args:
+        data: names it and its dtype.
+        device: where it goes.
+        spread: spread it over all devices of this process (`device_map="auto"`).
+    """
+    placement: dict[str, Any] = {"device_map": "auto"} if spread and torch.cuda.device_count() > 1 else {}
+    target = AutoModelForCausalLM.from_pretrained(
+        resolve_target(data.target), revision=data.target_revision, dtype=getattr(torch, data.dtype), **placement
+    )
+    if not placement:
+        target.to(device)
+    return target.eval().requires_grad_(False)
+
+
+def end_ids(data: NamesTarget, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the token ids that end an answer: the target's generation config's, and the tokenizer's EOS."""
+    ids = {tokenizer.eos_token_id}
+    try:
+        config = GenerationConfig.from_pretrained(resolve_target(data.target), revision=data.target_revision)
+    except OSError:
+        config = GenerationConfig()
+    stated = config.eos_token_id
+    ids |= set(stated if isinstance(stated, list) else [stated])
+    return sorted(token for token in ids if token is not None)
+
+
+def load_rows(data: DataArguments, tokenizer: PreTrainedTokenizerBase) -> Rows:
+    """Return the recipe's rows, from the cache where they exist."""
+    return prepare_rows(
+        data.data,
+        tokenizer,
+        data.cache_path(),
+        data.max_length,
+        as_mapping("template_kwargs", data.template_kwargs),
+        end_ids(data, tokenizer),
+    )
+
+
+@dataclass
+class Sources:
+    """What features come from: `target` is None where only its ends are loaded."""
+
+    rows: Rows
+    ends: TargetEnds
+    features: Features
+    store: FeatureStore | None
+    target: PreTrainedModel | None
+    fingerprint: dict[str, Any]
+
+    def datasets(self, held_out: float) -> tuple[RowDataset, RowDataset]:
+        """Return the training rows and the held-out rows."""
+        train, rest = split_rows(self.rows, held_out)
+        return RowDataset(self.rows, train, self.store), RowDataset(self.rows, rest, self.store)
+
+
+def store_key(data: DataArguments, rows: Rows, config: PreTrainedConfig) -> str:
+    """Return the key of a store: rows, target and dtype; which taps it holds is in its index."""
+    sizes = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in ("transformers_version", "_name_or_path")
+    }
+    return hash_of([rows.key, data.target, data.target_revision, data.dtype, sizes])
+
+
+def store_directory(data: DataArguments, key: str, taps: tuple[int, ...]) -> Path:
+    """Return the recipe's store, or a whole one in the cache with at least these taps, or where to write one."""
+    if data.store is not None:
+        return Path(data.store).expanduser()
+    found = [path for path in sorted(data.cache_path().glob(f"features-{key}-*")) if is_whole(path, key, taps)]
+    return found[0] if found else data.cache_path() / f"features-{key}-{'-'.join(map(str, taps))}"
+
+
+def open_sources(
+    data: DataArguments,
+    rows: Rows,
+    config: PreTrainedConfig,
+    taps: tuple[int, ...],
+    device: torch.device,
+    world_size: int,
+    want_target: bool,
+) -> Sources:
+    """Load the target or its ends, and write the store if the recipe wants one and it is not whole yet.
+
+    Args:
+        data: the recipe's data part.
+        rows: its rows.
+        config: the target's config.
+        taps: hidden states to have, the final one last.
+        device: of this process.
+        world_size: number of processes; a store is written by one alone.
+        want_target: load the target even where a store is whole (acceptance, initialisation).
+
+    Raises:
+        ValueError: if several processes find no whole store, or the store was written from other weights.
+    """
+    if data.features == "online":
+        target = load_target(data, device)
+        ends = TargetEnds.of(target)
+        return Sources(rows, ends, OnlineFeatures(target, ends), None, target, fingerprint(target))
+    key = store_key(data, rows, config)
+    directory = store_directory(data, key, taps)
+    target = None
+    if not is_whole(directory, key, taps):
+        if world_size > 1:
+            raise ValueError(
+                f"No whole feature store in {directory}; {world_size} processes would write it at once. Write it "
+                "first with one process: the same command without the launcher and with --write_store true."
+            )
+        target = load_target(data, device, spread=True)
+        write_store(directory, key, target, TargetEnds.of(target), taps, rows, rows.lengths())
+    elif want_target:
+        target = load_target(data, device)
+    store = FeatureStore(directory, key)
+    if target is not None:
+        problem = compare_logits(store.index.target_fingerprint["logits"], fingerprint(target)["logits"])
+        if problem:
+            raise ValueError(
+                f"The store in {directory} does not fit the target: {problem}. Delete it, or give its own target."
+            )
+    ends = TargetEnds.load(directory).to(device)
+    return Sources(rows, ends, StoredFeatures(store), store, target, store.index.target_fingerprint)
