@@ -1,0 +1,1 @@
+"""Heads on the Hub and on other servers: inspect, publish with a card, export to the formats that engines read."""

@@ -1,0 +1,56 @@
+"""Where a head comes from: its recipe, the Hub datasets it names, and paths in it that should not be published.
+
+Read by card.py and publish.py from `recipe.yaml`, which training writes beside the head: whatever differs from the
+recipes' defaults, so that `--config recipe.yaml` repeats the run.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+RECIPE_FILE = "recipe.yaml"
+HUB_DATASET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.\[\]%-]+)?")
+LOCAL_FILE = re.compile(r"\.(jsonl?|parquet|csv|txt|yaml)$")
+
+
+def read_recipe(directory: Path) -> dict[str, Any]:
+    """Return a head's recipe, {} where it has none.
+
+    Raises:
+        ValueError: If the file is no YAML mapping.
+    """
+    file = directory / RECIPE_FILE
+    if not file.is_file():
+        return {}
+    try:
+        recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is no YAML: {error}") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(f"{file} holds a {type(recipe).__name__}; a recipe is a mapping of arguments.")
+    return recipe
+
+
+def hub_datasets(recipe: dict[str, Any]) -> list[str]:
+    """Return the Hub datasets that a recipe trains on, without their splits; files and directories are left out."""
+    data = recipe.get("data") or []
+    entries = [data] if isinstance(data, str) else [str(entry) for entry in data]
+    found = [entry.split(":")[0] for entry in entries if HUB_DATASET.fullmatch(entry) and not is_local(entry)]
+    return list(dict.fromkeys(found))
+
+
+def is_local(entry: str) -> bool:
+    """Whether a data source is a file or directory of the training machine."""
+    return bool(LOCAL_FILE.search(entry.split(":")[0])) or Path(entry).exists()
+
+
+def local_paths(recipe: dict[str, Any]) -> list[str]:
+    """Return the recipe's values that name absolute or home paths: they tell strangers about the training machine."""
+    found = []
+    for name, value in recipe.items():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, str) and (part.startswith("~") or Path(part).is_absolute()):
+                found.append(f"{name}: {part}")
+    return found
