@@ -1,0 +1,215 @@
+"""`spechead bench` and `spechead demo` on a tiny target: what they write, print and refuse."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spechead.bench import results as results_file
+from spechead.bench.differences import Judge
+from spechead.bench.prompts import KINDS
+from spechead.bench.results import Difference, Record
+from spechead.cli import demo as demo_command
+from tests.cli.conftest import Run
+
+FAST = ["--max-new-tokens", "12", "--dtype", "float32"]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    rows = [
+        {"id": "a", "group": "count", "messages": [{"role": "user", "content": "w4 w5 w6 w7"}]},
+        {"id": "b", "group": "count", "messages": [{"role": "user", "content": "w6 w7"}]},
+        {"id": "c", "group": "long", "messages": [{"role": "user", "content": "w8 w9"}]},
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+def test_a_run_writes_figures_of_every_group_and_method(run: Run, target_directory: str, prompts: str) -> None:
+    arguments = ["--prompts", prompts, "--num-draft-tokens", "4", "--with-transformers", *FAST]
+    result = run("bench", "--target", target_directory, *arguments)
+    assert result.exit_code == 0, result.output
+    results = results_file.load(Path("results.json"))
+    assert results.complete
+    assert list(results.methods) == ["plain", "prompt_lookup", "transformers_prompt_lookup"]
+    assert results.methods["transformers_prompt_lookup"] == {"prompt_lookup_num_tokens": 4}
+    assert results.prompts == {"count": ["a", "b"], "long": ["c"]}
+    assert results.source == "log.jsonl"
+    assert results.models[0].name == "tiny-target"
+    assert {(cell.group, cell.method) for cell in results.cells} == {
+        (group, method) for group in ("count", "long", "mean") for method in results.methods
+    }
+    cell = next(cell for cell in results.cells if (cell.group, cell.method) == ("count", "prompt_lookup"))
+    assert cell.acceptance_length > 2
+    assert cell.identical == 1
+    for text in ("prompt_lookup", "ratio to plain", "mean"):
+        assert text in result.stdout
+
+
+def test_an_interrupted_run_goes_on(
+    run: Run, target_directory: str, prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["bench", "--target", target_directory, "--prompts", prompts, *FAST]
+    saved = results_file.save
+
+    def interrupted(results: results_file.Results, path: Path) -> None:
+        saved(results, path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results_file, "save", interrupted)
+        assert run(*arguments).exit_code != 0
+    part = results_file.load(Path("results.json"))
+    assert not part.complete
+    assert {record.prompts[0] for record in part.records} == {"a"}
+    result = run(*arguments)
+    assert result.exit_code == 0
+    whole = results_file.load(Path("results.json"))
+    assert whole.complete
+    assert whole.records[: len(part.records)] == part.records
+    assert [record.prompts[0] for record in whole.records] == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_a_file_of_another_run_is_not_overwritten(run: Run, target_directory: str, prompts: str) -> None:
+    arguments = ["bench", "--target", target_directory, "--prompts", prompts, "--per-group", "1"]
+    assert run(*arguments, "--max-new-tokens", "4").exit_code == 0
+    before = Path("results.json").read_text()
+    result = run(*arguments, "--max-new-tokens", "5")
+    assert result.exit_code == 2
+    assert "holds another run" in result.stderr
+    assert Path("results.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompts", "nowhere"], "nowhere"),
+        (["--group", "poems"], "no prompt is of group poems"),
+        (["--method", "guessing"], "'guessing' is no method"),
+        (["--method", "medusa"], "needs a head"),
+        (["--with-transformers", "--batch-size", "2"], "--batch-size 1"),
+    ],
+)
+def test_wrong_requests_are_usage_errors(run: Run, target_directory: str, arguments: list[str], message: str) -> None:
+    result = run("bench", "--target", target_directory, *arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert not Path("results.json").exists()
+
+
+def test_batches_and_a_draft_model(run: Run, target_directory: str, prompts: str) -> None:
+    arguments = ["--prompts", prompts, "--batch-size", "2", "--draft-model", target_directory, *FAST]
+    result = run("bench", "--target", target_directory, "--group", "count", *arguments)
+    assert result.exit_code == 0, result.output
+    results = results_file.load(Path("results.json"))
+    assert [record.prompts for record in results.records] == [["a", "b"]] * 3
+    assert [model.role for model in results.models] == ["target", "draft"]
+    drafted = results.cells[2]
+    assert (drafted.method, drafted.identical, drafted.rows) == ("draft_model", 1, 2)
+    assert drafted.acceptance_rate == 1
+
+
+def test_the_demo_shows_methods_side_by_side(run: Run, target_directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_command, "DTYPE_TOKENS", 2)
+    result = run("demo", "--target", target_directory, "--max-new-tokens", "8")
+    assert result.exit_code == 0, result.output
+    assert "float32" in result.stdout
+    assert "bfloat16" in result.stdout
+    assert "Taking " in result.stdout
+    lines = [line for line in result.stdout.splitlines() if "tokens/s   prompt_lookup" in line]
+    assert len(lines) == len(KINDS)
+    assert all("same text" in line or "first tie at token" in line for line in lines)
+    assert "accepted in green" in result.stdout
+    assert "ratio to plain" in result.stdout
+
+
+def test_the_demo_takes_the_dtype_it_is_given(run: Run, target_directory: str) -> None:
+    result = run("demo", "--target", target_directory, "--max-new-tokens", "4", "--dtype", "float32")
+    assert result.exit_code == 0, result.output
+    assert "Taking " not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"),
+    [
+        (None, "1.50x, same text"),
+        (Difference(7, 1, 2, 0.0, 0.5, "tie"), "first tie at token 7, float32 gap 0"),
+        (Difference(3, 1, None, verdict="bug"), "first bug at token 3)"),
+    ],
+)
+def test_a_prompts_line_says_what_differs(difference: Difference | None, text: str) -> None:
+    plain = Record(0, "plain", ["x"], "chat", 0, 3.0, 0.1, 12)
+    other = Record(0, "prompt_lookup", ["x"], "chat", 0, 2.0, 0.1, 12, differences=[difference] if difference else [])
+    assert text in demo_command.describe([plain, other])
+
+
+def test_an_output_that_rounding_does_not_explain_fails_the_demo(
+    run: Run, target_directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(self: Judge, difference: Difference, prompt: list[int], plain: list[int]) -> Difference:
+        return Difference(difference.position, difference.plain_token, difference.token, 9.0, 0.1, "bug")
+
+    monkeypatch.setattr("spechead.bench.timing.first_difference", lambda plain, tokens: Difference(0, 1, 2))
+    monkeypatch.setattr(Judge, "judge", spoil)
+    result = run("demo", "--target", target_directory, "--max-new-tokens", "4", "--dtype", "float32")
+    assert result.exit_code == 1
+    assert "more than rounding explains" in result.stderr
+
+
+def test_a_sweep_is_one_run_of_several_loads_and_draft_lengths(run: Run, target_directory: str, prompts: str) -> None:
+    lengths = [part for length in ("2", "4") for part in ("--num-draft-tokens", length)]
+    loads = ["--batch-size", "1", "--batch-size", "3", "--batch-prompts", "1"]
+    heats = ["--temperature", "0", "--temperature", "1"]
+    result = run("bench", "--target", target_directory, "--prompts", prompts, *lengths, *loads, *heats, *FAST)
+    assert result.exit_code == 0, result.output
+    results = results_file.load(Path("results.json"))
+    assert results.complete
+    assert list(results.methods) == ["plain", "prompt_lookup K=2", "prompt_lookup K=4"]
+    assert results.methods["prompt_lookup K=2"]["speculative"]["num_draft_tokens"] == 2
+    assert [(load.batch_size, load.temperature) for load in results.loads] == [(1, 0.0), (3, 0.0), (1, 1.0), (3, 1.0)]
+    batched = [record.prompts for record in results.records if record.load == 1 and record.method == "plain"]
+    assert batched == [["a", "a", "a"], ["c", "c", "c"]], "one prompt a group, repeated to fill the batch"
+    assert {(peak.load, peak.method) for peak in results.peaks} == {
+        (load, method) for load in range(4) for method in results.methods
+    }
+    assert all(peak.bytes > 10_000 for peak in results.peaks)
+    for text in ("verdict:", "peak memory", "latency", "batch 3, temperature 1"):
+        assert text in result.stdout
+    page = Path("results.html").read_text()
+    assert page.count("data:image/png;base64") > 2
+    assert "Speed by batch size, greedy" in page
+    (sample, *_) = [sample for sample in results.samples if sample.method == "prompt_lookup K=4"]
+    assert any(sample.drafted)
+    assert "".join(sample.pieces) == " ".join(["<answer>"] * 12), "the target repeats the last token of its template"
+
+
+def test_auto_and_a_report_elsewhere(run: Run, target_directory: str, prompts: str) -> None:
+    arguments = ["--prompts", prompts, "--method", "auto", "--report", "out/page.html", "--no-peak-memory", *FAST]
+    result = run("bench", "--target", target_directory, *arguments)
+    assert result.exit_code == 0, result.output
+    results = results_file.load(Path("results.json"))
+    assert list(results.methods) == ["plain", "auto"]
+    assert results.peaks == []
+    assert "Verdicts" in Path("out/page.html").read_text()
+
+
+def test_an_interrupt_leaves_figures_and_a_page(
+    run: Run, target_directory: str, prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = results_file.save
+    calls = []
+
+    def interrupted(results: results_file.Results, path: Path) -> None:
+        saved(results, path)
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(results_file, "save", interrupted)
+    result = run("bench", "--target", target_directory, "--prompts", prompts, *FAST)
+    assert result.exit_code != 0
+    assert "goes on where it stopped" in result.stderr
+    assert "verdict:" in result.stdout
+    assert "interrupted" in Path("results.html").read_text()

@@ -1,0 +1,86 @@
+"""A draft made out of its target's layers, aligned on its own samples, with and without LoRA."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from spechead import enable_speculation
+from spechead.training.draft import distill_draft, shrink
+
+
+@pytest.fixture
+def settings(common):
+    names = ("target", "data", "dtype", "output_dir", "use_cpu", "bf16", "logging_steps", "report_to", "disable_tqdm")
+    return {name: common[name] for name in names} | {
+        "max_steps": "2",
+        "max_completion_length": "6",
+        "per_device_train_batch_size": "2",
+        "learning_rate": "1e-3",
+    }
+
+
+def test_every_second_layer_and_the_last_are_kept_as_they_are(tiny):
+    target = AutoModelForCausalLM.from_pretrained(tiny)
+    small = shrink(target, 2)
+    assert small.config.num_hidden_layers == 3
+    assert target.config.num_hidden_layers == 4
+    for new, old in enumerate((0, 2, 3)):
+        for name, weight in small.model.layers[new].named_parameters():
+            assert torch.equal(weight, target.model.layers[old].get_parameter(name))
+    assert torch.equal(small.lm_head.weight, target.lm_head.weight)
+    assert small.lm_head.weight.data_ptr() != target.lm_head.weight.data_ptr()
+    ids = torch.tensor([[3, 4, 5]])
+    assert small(input_ids=ids).logits.shape == (1, 3, 288)
+
+
+def test_kept_layers_keep_their_types():
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        sliding_window=8,
+        use_sliding_window=True,
+    )
+    small = shrink(Qwen3ForCausalLM(config), 3)
+    assert small.config.layer_types == ["full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize("every", [1, 0, 9])
+def test_dropping_no_layer_or_all_is_refused(tiny, every):
+    target = AutoModelForCausalLM.from_pretrained(tiny)
+    if every == 9:
+        assert shrink(target, every).config.num_hidden_layers == 2  # the first and the last stay
+        return
+    with pytest.raises(ValueError, match="drops none"):
+        shrink(target, every)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_the_aligned_draft_is_a_plain_model_that_drafts(settings, flags, tiny, rank):
+    outcome = distill_draft(flags(settings | {"keep_every": "3", "lora_rank": str(rank)}))
+    draft = AutoModelForCausalLM.from_pretrained(outcome.head)
+    start = shrink(AutoModelForCausalLM.from_pretrained(tiny), 3)
+    assert draft.config.num_hidden_layers == 2
+    assert {name for name, _ in draft.named_parameters()} == {name for name, _ in start.named_parameters()}  # merged
+    moved = [name for name, weight in draft.named_parameters() if not torch.equal(weight, start.get_parameter(name))]
+    assert any("q_proj" in name for name in moved)
+    target = AutoModelForCausalLM.from_pretrained(tiny).eval()
+    ids = torch.tensor([[5, 6, 7]])
+    plain = target.generate(ids, max_new_tokens=10, do_sample=False)
+    model = enable_speculation(target, draft_model=draft.eval())
+    assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False, speculative="draft_model"), plain)
+
+
+def test_either_a_draft_or_layers_of_the_target_are_asked_for(settings, flags):
+    with pytest.raises(ValueError, match="either draft"):
+        distill_draft(flags(settings))
+    with pytest.raises(ValueError, match="either draft"):
+        distill_draft(flags(settings | {"keep_every": "2", "draft": "x"}))

@@ -1,0 +1,233 @@
+"""The target answers prompts: kept ids, mixes, several processes, kills, chats turn by turn, and an OpenAI-compatible
+server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from spechead.training import generate
+from spechead.training.backends import EndpointBackend, LocalBackend
+from spechead.training.generate import generate_data
+from spechead.training.generations import AnswerLog, Question, batches
+
+
+@pytest.fixture
+def settings(tiny, chats, tmp_path):
+    return {
+        "target": str(tiny),
+        "data": [str(chats)],
+        "dtype": "float32",
+        "output_dir": str(tmp_path / "answers"),
+        "max_new_tokens": "12",
+        "rows_per_batch": "4",
+        "use_cpu": "true",
+        "temperatures": ["0.0", "0.8"],
+    }
+
+
+def records(where):
+    return [json.loads(line) for part in sorted(where.glob("part-*.jsonl")) for line in part.read_text().splitlines()]
+
+
+def test_every_turn_is_answered_on_the_targets_own_history(settings, flags, tiny, tmp_path):
+    lines = generate_data(flags(settings))
+    made = records(tmp_path / "answers")
+    assert {(record["id"], record["turn"]) for record in made} == {
+        (str(number), turn) for number in range(30) for turn in range(1 + number % 2)
+    }
+    assert len(made) == 45
+    assert {record["temperature"] for record in made} == {0.0, 0.8}
+    assert "answer tokens written" in lines[0]
+    tokenizer, target = AutoTokenizer.from_pretrained(tiny), AutoModelForCausalLM.from_pretrained(tiny)
+    by_turn = {(record["id"], record["turn"]): record for record in made}
+    second = by_turn["1", 1]
+    own = tokenizer.decode(by_turn["1", 0]["response_ids"], skip_special_tokens=True)
+    assert own in tokenizer.decode(second["prompt_ids"])
+    greedy = next(record for record in made if record["temperature"] == 0.0)
+    ids = torch.tensor([greedy["prompt_ids"] + greedy["response_ids"]])
+    with torch.no_grad():
+        best = target(input_ids=ids).logits[0].argmax(-1)
+    start = len(greedy["prompt_ids"])
+    assert best[start - 1 : -1].tolist() == greedy["response_ids"]
+    for record in made:
+        ended = record["response_ids"][-1] == tokenizer.eos_token_id
+        assert ended == (record["finish"] == "stop")
+        assert tokenizer.eos_token_id not in record["response_ids"][:-1]
+
+
+def test_a_killed_run_goes_on_without_losing_or_repeating_an_answer(settings, flags, tmp_path, monkeypatch):
+    plain, calls = LocalBackend.answer, []
+
+    def dying(self, questions):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return plain(self, questions)
+
+    monkeypatch.setattr(LocalBackend, "answer", dying)
+    with pytest.raises(KeyboardInterrupt):
+        generate_data(flags(settings))
+    part = tmp_path / "answers" / "part-00000.jsonl"
+    kept = records(tmp_path / "answers")
+    assert len(kept) == 12
+    part.write_bytes(part.read_bytes() + b'{"id": "29", "turn": 0, "respo')  # killed while writing
+    monkeypatch.setattr(LocalBackend, "answer", plain)
+    generate_data(flags(settings))
+    made = records(tmp_path / "answers")
+    assert made[:12] == kept
+    keys = [(record["id"], record["turn"]) for record in made]
+    assert len(keys) == len(set(keys)) == 45
+
+
+def test_answers_of_other_processes_are_found_whatever_their_number(settings, flags, tmp_path, monkeypatch):
+    class Second:
+        is_main_process, is_local_main_process, process_index, num_processes, device = (
+            False,
+            False,
+            1,
+            2,
+            torch.device("cpu"),
+        )
+
+        def __init__(self, cpu):
+            pass
+
+        def wait_for_everyone(self):
+            pass
+
+    monkeypatch.setattr(generate, "PartialState", Second)
+    generate_data(flags(settings))
+    half = records(tmp_path / "answers")
+    assert {int(record["id"]) % 2 for record in half} == {1}
+    monkeypatch.undo()
+    generate_data(flags(settings))
+    made = records(tmp_path / "answers")
+    assert len({(record["id"], record["turn"]) for record in made}) == len(made) == 45
+    assert (tmp_path / "answers" / "part-00001.jsonl").exists()
+
+
+def test_other_settings_in_the_same_directory_are_refused(settings, flags):
+    generate_data(flags(settings | {"limit": "2"}))
+    with pytest.raises(ValueError, match="seed"):
+        generate_data(flags(settings | {"limit": "2", "seed": "5"}))
+
+
+def test_provenance_says_how_the_answers_were_made(settings, flags, tmp_path):
+    generate_data(flags(settings | {"limit": "2"}))
+    said = json.loads((tmp_path / "answers" / "provenance.json").read_text())
+    assert {
+        "target",
+        "target_fingerprint",
+        "template",
+        "template_kwargs",
+        "seed",
+        "temperatures",
+        "versions",
+    } <= said.keys()
+    assert said["target_fingerprint"]["config"]
+
+
+def test_batches_are_of_one_temperature_within_the_budget():
+    asked = [Question(str(n), 0, "", 0.8 * (n % 2), [1] * (5 + n)) for n in range(20)]
+    made = batches(asked, rows_per_batch=6, tokens_per_batch=150, new_tokens=10)
+    assert sorted(int(question.row_id) for batch in made for question in batch) == list(range(20))
+    for batch in made:
+        assert len({question.temperature for question in batch}) == 1
+        assert len(batch) * (max(len(question.prompt_ids) for question in batch) + 10) <= 150
+        assert len(batch) <= 6
+
+
+@pytest.fixture
+def server(tiny):
+    """A stand-in for vLLM's /v1/completions; `behaviour` says what it sends."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    state = {"behaviour": "ids", "fail": 0, "under_way": 0, "most": 0, "bodies": []}
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with lock:
+                state["bodies"].append(body)
+                state["under_way"] += 1
+                state["most"] = max(state["most"], state["under_way"])
+                failing, state["fail"] = state["fail"] > 0, state["fail"] - 1
+            threading.Event().wait(0.02)  # long enough for requests to overlap
+            text = "sun moon"
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            choice = {"text": text, "finish_reason": "stop"}
+            count = len(ids)
+            if state["behaviour"] == "ids":
+                choice["token_ids"] = ids
+            if state["behaviour"] == "other tokens":
+                count += 3
+            reply = json.dumps({"choices": [choice], "usage": {"completion_tokens": count}}).encode()
+            with lock:
+                state["under_way"] -= 1
+            status = 404 if state["behaviour"] == "refuse" else 503 if failing else 200
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *args):
+            pass
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    state["url"] = f"http://127.0.0.1:{made.server_port}/v1"
+    yield state
+    made.shutdown()
+
+
+@pytest.mark.parametrize(("behaviour", "retokenized"), [("ids", False), ("text", True)])
+def test_a_server_answers_with_ids_or_text(settings, flags, server, tmp_path, tiny, behaviour, retokenized):
+    server["behaviour"] = behaviour
+    server["fail"] = 2
+    options = {"endpoint": server["url"], "concurrency": "3"}
+    generate_data(flags(settings | options))
+    made = records(tmp_path / "answers")
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    expected = [*tokenizer("sun moon", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    assert len(made) == 45
+    assert all(record["response_ids"] == expected and record["retokenized"] == retokenized for record in made)
+    assert 1 < server["most"] <= 3
+    body = server["bodies"][0]
+    assert isinstance(body["prompt"][0], int)
+    assert body["return_token_ids"] is True
+
+
+def test_text_whose_tokens_are_not_the_generated_ones_is_dropped_and_counted(settings, flags, server, tmp_path):
+    server["behaviour"] = "other tokens"
+    lines = generate_data(flags(settings | {"endpoint": server["url"], "limit": "4"}))
+    made = records(tmp_path / "answers")
+    assert [record["response_ids"] for record in made] == [None] * 4
+    assert any("4 answers or requests: dropped" in line for line in lines)
+    before = len(server["bodies"])
+    generate_data(flags(settings | {"endpoint": server["url"], "limit": "4"}))
+    assert len(server["bodies"]) == before  # dropped ones are not asked again
+
+
+def test_a_refusing_server_and_a_failing_one_end_with_what_they_said(tiny, server, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    backend = EndpointBackend(server["url"], "m", AutoTokenizer.from_pretrained(tiny), [1], 4, 0, retries=2)
+    question = Question("0", 0, "", 0.0, [1, 2])
+    server["fail"] = 99
+    with pytest.raises(RuntimeError, match=r"failed 3 times.*kept"):
+        backend.answer([question])
+    server["fail"], server["behaviour"] = 0, "refuse"
+    with pytest.raises(RuntimeError, match="status 404"):
+        backend.answer([question])
+
+
+def test_half_lines_are_dropped_and_whole_ones_kept(tmp_path):
+    (tmp_path / "part-00000.jsonl").write_text('{"id": "1", "turn": 0, "response_ids": [1]}\n{"id": "2", "tu')
+    log = AnswerLog(tmp_path)
+    assert "1#0" in log
+    assert (tmp_path / "part-00000.jsonl").read_text().endswith("]}\n")

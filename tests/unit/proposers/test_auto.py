@@ -1,0 +1,316 @@
+"""auto: exact whatever it chooses, led by costs and acceptance, quiet where nothing pays, and without a trace."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from spechead import SpeculativeConfig, enable_speculation
+from spechead.attach import Speculation
+from spechead.proposers.auto import LOSSES, PROBE_FIRST, AutoProposer, Ledger, Plan
+from spechead.proposers.draft_model import DraftModelProposer
+from spechead.proposers.eagle import EagleProposer
+from spechead.proposers.prompt_lookup import PromptLookupProposer
+from spechead.target import Target
+from tests import tiny
+from tests.unit.generate.harness import llama
+from tests.unit.heads.targets import make_head
+
+NEW = 64
+FREE = {"step_seconds": lambda nodes: 1.0, "draft_seconds": lambda depth: 0.01 * depth}
+STEEP = {"step_seconds": lambda nodes: 1 + 0.3 * nodes, "draft_seconds": lambda depth: 0.2 * depth}
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    """A target whose greedy text repeats n-grams."""
+    return enable_speculation(llama())
+
+
+def perturbed(model: Any, noise: float) -> Any:
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
+    return draft
+
+
+def drafter(kind: str, target: Any) -> Any:
+    if kind == "eagle":
+        return EagleProposer(make_head("eagle", target))
+    if kind == "draft_model":
+        return DraftModelProposer(Target(perturbed(target, 0.02)))
+    return None
+
+
+def prompts(batch: int) -> dict[str, Tensor]:
+    """Prompts in which n-grams repeat, left-padded where there are several."""
+    rows = [[5, 9, 33, 12, 7, 13, 45, 20, 30, 9, 33], [13, 30, 13, 30, 11, 13], [31, 20, 20], [4, 5, 6, 4, 5]][:batch]
+    width = max(len(row) for row in rows)
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def generate(target: Any, proposer: Any, batch: int = 1, new: int = NEW, **settings: Any) -> Any:
+    return target.generate(
+        **prompts(batch),
+        speculative=proposer,
+        max_new_tokens=new,
+        do_sample=False,
+        return_dict_in_generate=True,
+        **settings,
+    )
+
+
+def auto(kind: str, target: Any, ledger: Ledger | None = None) -> AutoProposer:
+    return AutoProposer(PromptLookupProposer(), drafter(kind, target), ledger)
+
+
+class TestExact:
+    @pytest.mark.parametrize("batch", [1, 4])
+    @pytest.mark.parametrize("kind", ["lookup only", "eagle", "draft_model"])
+    def test_greedy_equals_plain(self, target: Any, kind: str, batch: int) -> None:
+        plain = target.generate(**prompts(batch), max_new_tokens=NEW, do_sample=False)
+        output = generate(target, auto(kind, target, Ledger(**FREE)), batch)
+        assert output.sequences.tolist() == plain.tolist()
+        stats = output.stats
+        assert stats.speculating_steps > 0
+        assert stats.kept_tokens > 0 or kind == "eagle", "a random head need not hit"
+        if kind == "draft_model":
+            assert stats.plans.get("lookup+draft", 0) > 0, "one tree held both"
+
+    @pytest.mark.parametrize("batch", [1, 4])
+    def test_by_name_it_measures_its_costs_and_stays_exact(self, batch: int) -> None:
+        model = enable_speculation(llama(), draft_model=perturbed(llama(), 0.02))
+        plain = model.generate(**prompts(batch), max_new_tokens=NEW, do_sample=False)
+        output = generate(model, "auto", batch)
+        assert output.sequences.tolist() == plain.tolist()
+        assert output.stats.method == "auto"
+
+    def test_sampled_merged_trees_repeat_by_seed_when_costs_are_given(self, target: Any) -> None:
+        def sampled() -> Any:
+            torch.manual_seed(5)
+            return target.generate(
+                **prompts(4),
+                speculative=auto("draft_model", target, Ledger(**FREE)),
+                max_new_tokens=40,
+                do_sample=True,
+                top_k=3,
+                return_dict_in_generate=True,
+            )
+
+        first, second = sampled(), sampled()
+        assert first.sequences.tolist() == second.sequences.tolist()
+        assert first.stats.plans == second.stats.plans
+        assert first.stats.plans.get("lookup+draft", 0) > 0
+
+
+class TestChoice:
+    def plans(self, target: Any, kind: str, **costs: Any) -> dict[str, int]:
+        return dict(generate(target, auto(kind, target, Ledger(**costs))).stats.plans)
+
+    def test_other_costs_make_other_choices(self, target: Any) -> None:
+        free = self.plans(target, "draft_model", **FREE)
+        dear_draft = self.plans(target, "draft_model", step_seconds=FREE["step_seconds"], draft_seconds=lambda d: 50.0)
+        dear_nodes = self.plans(target, "draft_model", step_seconds=lambda n: 5.0 * n, draft_seconds=lambda d: 0.0)
+        assert free.get("draft", 0) + free.get("lookup+draft", 0) > 0
+        assert dear_draft.keys() <= {"plain", "lookup"}
+        assert dear_draft["lookup"] > 0
+        assert max(dear_nodes, key=lambda plan: dear_nodes[plan]) == "plain"
+
+    def test_dear_nodes_make_shallow_drafts(self, target: Any) -> None:
+        def depth(**costs: Any) -> float:
+            stats = generate(target, AutoProposer(PromptLookupProposer(1), exact_draft(target), Ledger(**costs))).stats
+            return stats.drafted_tokens / max(stats.speculating_steps, 1)
+
+        deep = depth(**FREE)
+        shallow = depth(step_seconds=lambda n: 1 + 0.35 * n, draft_seconds=lambda d: 0.25 * d)
+        assert deep > 4.5
+        assert 0 < shallow < deep - 1
+
+    def test_nothing_is_drafted_where_there_is_no_room(self, target: Any) -> None:
+        stats = generate(target, auto("draft_model", target, Ledger(**FREE)), new=2).stats
+        assert stats.plans == {"plain": 1}
+
+    def test_every_step_shows_its_decision(self, target: Any) -> None:
+        stats = generate(target, auto("eagle", target, Ledger(**STEEP))).stats
+        assert sum(stats.plans.values()) == stats.steps
+        assert sum(count for plan, count in stats.plans.items() if plan != "plain") >= stats.speculating_steps
+
+    def test_names_of_plans(self) -> None:
+        assert [Plan().name, Plan(4).name, Plan(0, 2).name, Plan(4, 2).name] == [
+            "plain",
+            "lookup",
+            "draft",
+            "lookup+draft",
+        ]
+
+
+def exact_draft(target: Any) -> DraftModelProposer:
+    return DraftModelProposer(Target(copy.deepcopy(target)))
+
+
+class TestStepsBack:
+    @pytest.mark.parametrize("batch", [1, 4])
+    @pytest.mark.parametrize("kind", ["eagle", "medusa", "draft_model"])
+    def test_a_random_head_at_steep_costs_speculates_in_a_tenth_of_the_steps(self, kind: str, batch: int) -> None:
+        model = enable_speculation(tiny.fresh_model("llama"))
+        if kind == "draft_model":
+            part: Any = DraftModelProposer(Target(tiny.fresh_model("llama", seed=7)))
+        else:
+            attached = enable_speculation(tiny.fresh_model("llama"), head=make_head(kind, model))
+            part = Speculation.of(attached).proposer(SpeculativeConfig(method=kind))[0]  # type: ignore[arg-type]
+        ids = tiny.prompt_ids(batch, 12, seed=4)
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            speculative=AutoProposer(PromptLookupProposer(), part, Ledger(**STEEP)),
+            max_new_tokens=NEW,
+            do_sample=False,
+            return_dict_in_generate=True,
+        )
+        assert output.stats.steps >= 60
+        assert 0 < output.stats.speculating_steps <= 0.1 * output.stats.steps
+
+    def test_free_drafts_that_never_hit_are_given_up_too(self) -> None:
+        """Their cost is small, and so is the reason to go on."""
+        model = enable_speculation(tiny.fresh_model("llama"))
+        part = DraftModelProposer(Target(tiny.fresh_model("llama", seed=7)))
+        ids = tiny.prompt_ids(1, 12, seed=4)
+        stats = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            speculative=AutoProposer(PromptLookupProposer(), part, Ledger(**FREE)),
+            max_new_tokens=NEW,
+            do_sample=False,
+            return_dict_in_generate=True,
+        ).stats
+        assert LOSSES <= stats.speculating_steps <= 0.1 * stats.steps
+
+    @pytest.mark.parametrize("batch", [1, 4])
+    def test_a_good_draft_speculates_in_four_fifths_of_the_steps(self, target: Any, batch: int) -> None:
+        costs = {"step_seconds": lambda nodes: 1 + 0.02 * nodes, "draft_seconds": lambda depth: 0.08 * depth}
+        stats = generate(target, auto("draft_model", target, Ledger(**costs)), batch).stats
+        assert stats.speculating_steps >= 0.8 * stats.steps
+        assert stats.acceptance_length > 1.5
+
+    def test_it_comes_back_when_drafts_begin_to_hit(self, target: Any) -> None:
+        """A draft that is wrong at first and right later: after the rest a probe finds out."""
+        part = exact_draft(target)
+        shipped, calls = part.propose, []
+
+        def late(context: Any) -> Any:
+            proposal = shipped(context)
+            calls.append(proposal)
+            if len(calls) <= LOSSES:
+                wrong = (proposal.tokens + 1) % tiny.VOCAB
+                wrong[:, 0] = proposal.tokens[:, 0]
+                return type(proposal)(wrong, proposal.parents, proposal.real, None, proposal.max_depth)
+            return proposal
+
+        part.propose = late  # type: ignore[method-assign]
+        proposer = AutoProposer(PromptLookupProposer(), part, Ledger(**FREE))
+        proposer.lookup.find = lambda context, count: [([], 0)] * context.batch  # type: ignore[method-assign]
+        output = generate(target, proposer)
+        plain = target.generate(**prompts(1), max_new_tokens=NEW, do_sample=False)
+        assert output.sequences.tolist() == plain.tolist()
+        emitted = [count for count, _ in output.stats.emitted_per_step[0]]
+        assert emitted[:LOSSES] == [1] * LOSSES
+        assert emitted[LOSSES : LOSSES + PROBE_FIRST - 1] == [1] * (PROBE_FIRST - 1), "it rested"
+        assert max(emitted[LOSSES + PROBE_FIRST - 1 :]) > 3, "and came back"
+
+
+class TestLooksBack:
+    """What a copy would have been is known from every step, drafted or not."""
+
+    CYCLE = (0, 1, 2, 3, 5, 6, 7, 4, *range(9, 48), 8)
+
+    def decode(self, ledger: Ledger, prompt: list[int], new: int = 40) -> Any:
+        model = enable_speculation(tiny.table_model(self.CYCLE))
+        ids = torch.tensor([prompt])
+        return model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            speculative=AutoProposer(PromptLookupProposer(), None, ledger),
+            max_new_tokens=new,
+            do_sample=False,
+            return_dict_in_generate=True,
+        ).stats
+
+    def test_copies_that_were_right_are_learnt_without_a_draft(self) -> None:
+        ledger = Ledger(step_seconds=lambda nodes: 1.0 if nodes == 1 else 1000.0, draft_seconds=lambda depth: 0.0)
+        stats = self.decode(ledger, [4, 5, 6, 7, 4, 5])
+        assert stats.speculating_steps == 0
+        assert ledger.copy_of(3).curve(1)[0] > 0.9
+        assert ledger.copy_of(3).trials >= 30
+
+    def test_copies_that_were_wrong_are_learnt_too(self) -> None:
+        ledger = Ledger(step_seconds=lambda nodes: 1.0 if nodes == 1 else 1000.0, draft_seconds=lambda depth: 0.0)
+        model = enable_speculation(tiny.fresh_model("llama"))
+        stats = generate(model, AutoProposer(PromptLookupProposer(), None, ledger)).stats
+        assert stats.speculating_steps == 0
+        assert ledger.copy_of(1).trials > 10
+        assert ledger.copy_of(1).curve(1)[0] < 0.2
+
+    def test_a_copy_that_would_have_been_right_ends_a_rest(self) -> None:
+        part = AutoProposer(PromptLookupProposer(), None, Ledger(**FREE))
+        start = part.start
+
+        def resting(context: Any) -> None:
+            start(context)
+            part._resting, part._losses, part._credit = True, LOSSES, -1.0
+
+        part.start = resting  # type: ignore[method-assign]
+        model = enable_speculation(tiny.table_model(self.CYCLE))
+        ids = torch.tensor([[4, 5, 6, 7, 4, 5]])
+        stats = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            speculative=part,
+            max_new_tokens=40,
+            do_sample=False,
+            return_dict_in_generate=True,
+        ).stats
+        emitted = [count for count, _ in stats.emitted_per_step[0]]
+        assert emitted[0] == 1, "it rested one step, and saw that the copy was right"
+        assert emitted[1] == 9
+
+
+class TestState:
+    def test_a_second_call_starts_fresh(self, target: Any) -> None:
+        first, second = (generate(target, auto("eagle", target, Ledger(**STEEP))).stats for _ in range(2))
+        assert first.plans == second.plans
+        assert first.emitted_per_step == second.emitted_per_step
+
+    def test_a_shared_ledger_is_kept(self, target: Any) -> None:
+        ledger = Ledger(**STEEP)
+        first = generate(target, auto("eagle", target, ledger)).stats
+        known = ledger.drafts.trials
+        assert known > 0
+        second = generate(target, auto("eagle", target, ledger)).stats
+        assert second.speculating_steps <= first.speculating_steps
+        assert ledger.drafts.curve(1)[0] < 0.6
+
+    def test_nothing_stays_on_the_model_or_the_parts(self) -> None:
+        model = enable_speculation(llama(), draft_model=perturbed(llama(), 0.02))
+        state = Speculation.of(model)
+        before, attached = dict(model.__dict__), dict(vars(state))
+        config = copy.deepcopy(model.config.to_dict())
+        generate(model, "auto", 4)
+        assert model.__dict__.keys() == before.keys()
+        assert {name: value for name, value in vars(state).items() if name != "target"} == {
+            name: value for name, value in attached.items() if name != "target"
+        }
+        assert model.config.to_dict() == config
+
+    def test_one_object_serves_batches_one_after_the_other(self, target: Any) -> None:
+        part = drafter("draft_model", target)
+        proposer = AutoProposer(PromptLookupProposer(), part, Ledger(**FREE))
+        for batch in (4, 1, 3):
+            plain = target.generate(**prompts(batch), max_new_tokens=20, do_sample=False)
+            assert generate(target, proposer, batch, 20).sequences.tolist() == plain.tolist()
+        assert part.num_draft_tokens == proposer.deepest == 5, "a plan's depth is not left on the part"

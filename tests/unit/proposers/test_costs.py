@@ -1,0 +1,100 @@
+"""What auto learns: costs by node count, survival by depth."""
+
+import pytest
+
+from spechead.proposers.auto import Ledger
+from spechead.proposers.costs import DECAY, RECENT, Clock, Survival
+
+
+class TestClock:
+    def test_nothing_seen_costs_nothing(self) -> None:
+        assert Clock().seconds(5) == 0.0
+        assert 5 not in Clock()
+
+    def test_one_size_is_scaled_by_the_guessed_slope(self) -> None:
+        clock = Clock(slope=0.5)
+        clock.add(1, 2.0)
+        assert clock.seconds(1) == 2.0
+        assert clock.seconds(3) == pytest.approx(4.0)
+        other = Clock(slope=0.5)
+        other.add(3, 4.0)
+        assert other.seconds(1) == pytest.approx(2.0)
+
+    def test_between_and_beyond_two_sizes_lies_a_line(self) -> None:
+        clock = Clock()
+        clock.add(1, 1.0)
+        clock.add(5, 3.0)
+        assert clock.seconds(3) == pytest.approx(2.0)
+        assert clock.seconds(9) == pytest.approx(5.0)
+        assert clock.seconds(5) == 3.0
+
+    def test_more_nodes_never_cost_less(self) -> None:
+        clock = Clock()
+        clock.add(1, 2.0)
+        clock.add(5, 1.0)  # a disturbed measurement
+        assert clock.seconds(9) >= 1.0
+        assert clock.seconds(3) >= 1.0
+
+    def test_outliers_and_old_samples_fall_out(self) -> None:
+        clock = Clock()
+        for seconds in (1.0, 1.0, 50.0):
+            clock.add(1, seconds)
+        assert clock.seconds(1) == 1.0
+        for _ in range(RECENT):
+            clock.add(1, 3.0)
+        assert clock.seconds(1) == 3.0
+
+
+class TestSurvival:
+    def test_the_prior_rules_until_something_was_tried(self) -> None:
+        assert Survival(0.5).curve(3) == [0.5, 0.25, 0.125]
+        assert Survival(0.5).curve(0) == []
+
+    def test_a_depth_counts_only_where_the_one_above_was_kept(self) -> None:
+        survival = Survival(0.5)
+        survival.add(3, 0)
+        first, second, _ = survival.curve(3)
+        assert first == pytest.approx(0.5 * DECAY / (DECAY + 1))
+        assert second == pytest.approx(first * 0.5), "depth 2 was not reached: it keeps its prior"
+
+    def test_it_approaches_what_happens(self) -> None:
+        survival = Survival(0.9)
+        for trial in range(400):
+            survival.add(2, (trial % 2) * 2)
+        first, second = survival.curve(2)
+        assert first == pytest.approx(0.5, abs=0.05)
+        assert second == pytest.approx(first, abs=0.02), "where depth 1 was kept, depth 2 always was"
+        assert survival.trials == 400
+
+    def test_it_forgets(self) -> None:
+        survival = Survival(0.5)
+        for _ in range(100):
+            survival.add(1, 1)
+        for _ in range(100):
+            survival.add(1, 0)
+        assert survival.curve(1)[0] < 0.1
+
+    def test_depths_beyond_what_was_tried_promise_no_more_than_the_last(self) -> None:
+        survival = Survival(0.6)
+        for _ in range(50):
+            survival.add(1, 0)
+        curve = survival.curve(3)
+        assert curve[1] <= curve[0] * 0.05
+
+
+class TestLedger:
+    def test_given_costs_are_used_instead_of_measured_ones(self) -> None:
+        ledger = Ledger(step_seconds=lambda nodes: 3.0 * nodes, draft_seconds=lambda depth: 7.0 * depth)
+        ledger.step_clock.add(2, 100.0)
+        ledger.draft_clock.add(2, 100.0)
+        assert ledger.step_cost(2) == 6.0
+        assert ledger.draft_cost(2) == 14.0
+        assert ledger.draft_cost(0) == 0.0
+
+    def test_copies_are_kept_apart_by_the_length_of_their_match(self) -> None:
+        ledger = Ledger()
+        for _ in range(20):
+            ledger.copy_of(1).add(1, 0)
+        assert ledger.copy_of(1).curve(1)[0] < 0.1
+        assert ledger.copy_of(2).curve(1)[0] == pytest.approx(0.55)
+        assert ledger.copy_of(3) is ledger.copy_of(9)

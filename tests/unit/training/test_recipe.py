@@ -1,0 +1,89 @@
+"""What a recipe may say: YAML and overrides, mappings, unknown names, and that a saved recipe repeats the run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spechead.training.recipe import (
+    DataArguments,
+    EagleArguments,
+    HeadTrainingArguments,
+    MedusaArguments,
+    RunArguments,
+    parse,
+    save_recipe,
+)
+
+CLASSES = (DataArguments, RunArguments, EagleArguments, HeadTrainingArguments)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "target: t\ndata: [a.jsonl, b.jsonl]\ndepths: 3\nlearning_rate: 5.0e-4\ntemplate_kwargs: "
+        "{enable_thinking: false}\nhead: {norm_output: true}\nuse_cpu: true\nbf16: false\n"
+    )
+    return path
+
+
+def test_yaml_fills_and_the_command_line_overrides(config, tmp_path):
+    arguments = ["--config", str(config), "--depths", "4", "--data", "c.jsonl", "--output_dir", str(tmp_path)]
+    data, run, eagle, training = parse(CLASSES, arguments)
+    assert (data.target, data.data, data.template_kwargs) == ("t", ["c.jsonl"], {"enable_thinking": False})
+    assert (eagle.depths, eagle.decay, eagle.head) == (4, 0.8, {"norm_output": True})
+    assert (training.learning_rate, training.adam_beta2, training.warmup_steps) == (5e-4, 0.95, 0.02)
+    assert run.tokens_per_batch == 4096
+
+
+def test_mappings_may_be_json_on_the_command_line(config):
+    data, *_ = parse(CLASSES, ["--config", str(config), "--template_kwargs", json.dumps({"a": 1})])
+    assert data.template_kwargs == {"a": 1}
+    with pytest.raises(ValueError, match="not a JSON object"):
+        parse(CLASSES, ["--config", str(config), "--head", "{oops"])
+
+
+@pytest.mark.parametrize(("line", "near"), [("depth: 3", "depths"), ("learning_rat: 1", "learning_rate")])
+def test_an_unknown_key_is_an_error_with_the_nearest_name(config, line, near):
+    config.write_text(config.read_text() + line + "\n")
+    with pytest.raises(ValueError, match=f"recipe.yaml sets .*Did you mean '{near}'"):
+        parse(CLASSES, ["--config", str(config)])
+
+
+def test_an_unknown_flag_is_an_error_with_the_nearest_name(config):
+    with pytest.raises(ValueError, match=r"command line sets 'draft_vocab'.*draft_vocab_size"):
+        parse(CLASSES, ["--config", str(config), "--draft_vocab", "8"])
+    with pytest.raises(ValueError, match="does not exist"):
+        parse(CLASSES, ["--config", str(config) + ".missing"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--features", "disk"], "features='disk'"),
+        (["--method", "eagle4"], "method='eagle4'"),
+        (["--depths", "0"], "depths=0"),
+        (["--held_out", "0"], "held_out=0"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(config, arguments, said):
+    with pytest.raises(ValueError, match=said):
+        parse(CLASSES, ["--config", str(config), *arguments])
+
+
+def test_a_saved_recipe_repeats_the_arguments(config, tmp_path):
+    first = parse(
+        CLASSES, ["--config", str(config), "--seed", "7", "--eval_strategy", "no", "--load_best_model_at_end", "false"]
+    )
+    save_recipe(tmp_path / "saved.yaml", *first)
+    second = parse(CLASSES, ["--config", str(tmp_path / "saved.yaml")])
+    assert first[:3] == second[:3]
+    for name in ("seed", "eval_strategy", "learning_rate", "load_best_model_at_end", "bf16", "use_cpu"):
+        assert getattr(first[3], name) == getattr(second[3], name)
+
+
+def test_no_class_has_more_than_a_dozen_fields_of_its_own():
+    for cls in (DataArguments, RunArguments, EagleArguments, MedusaArguments):
+        assert len(cls.__dataclass_fields__) <= 12

@@ -1,0 +1,141 @@
+"""Rows from sources: what is kept, cut, skipped and counted; the cache's key; the draft vocabulary; the split."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from spechead.training import rows as rows_module
+from spechead.training.rows import load_sources, prepare_rows
+from spechead.training.selection import draft_vocabulary, split_rows
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.fixture
+def answers(tmp_path):
+    made = [{"id": number, "prompt_ids": [1, 2, 3], "response_ids": [7] * (number + 1)} for number in range(6)]
+    return write(tmp_path / "answers.jsonl", [*made, {"id": 6, "prompt_ids": [1], "response_ids": None}])
+
+
+@pytest.fixture
+def chats(tmp_path):
+    user, assistant = {"role": "user", "content": "a"}, {"role": "assistant", "content": "bc"}
+    good = [{"id": f"c{number}", "messages": [user, assistant]} for number in range(3)]
+    return write(tmp_path / "chats.jsonl", [*good, {"id": "bad", "messages": [assistant]}])
+
+
+def test_ids_are_taken_as_they_are_and_unusable_rows_counted(tokenizer, answers, tmp_path):
+    made = prepare_rows([answers], tokenizer, tmp_path / "cache", 6)
+    by_id = {row["row_id"]: row for row in made.data}
+    assert sorted(by_id) == ["1", "2", "3", "4", "5"]
+    assert by_id["2"]["input_ids"] == [1, 2, 3, 7, 7, 7]
+    assert by_id["2"]["spans"] == [[3, 6]]
+    assert by_id["5"]["input_ids"] == [1, 2, 3, 7, 7, 7]  # cut to max_length
+    assert made.report["skipped"] == {
+        "no prompt, or fewer than two answer tokens": 1,
+        "neither response_ids nor messages": 1,
+    }
+    assert made.report["answer_tokens"] == sum(stop - start for row in made.data for start, stop in row["spans"])
+    assert made.lengths() == [len(row["input_ids"]) for row in made.data]
+
+
+def test_sources_of_different_kinds_go_together(tokenizer, answers, chats, tmp_path):
+    made = prepare_rows([answers, chats], tokenizer, tmp_path / "cache", 64)
+    assert [row["row_id"] for row in made.data] == ["1", "2", "3", "4", "5", "c0", "c1", "c2"]
+    chat = made[5]
+    ((start, stop),) = chat["spans"]
+    assert tokenizer.decode(chat["input_ids"][start:stop]) == "bc<|im_end|>"
+    assert made.report["skipped"]["the assistant speaks first"] == 1
+    assert len(made.report["skipped_examples"]) == 3
+
+
+def test_nothing_left_is_an_error_with_the_reasons(tokenizer, tmp_path):
+    path = write(tmp_path / "bad.jsonl", [{"messages": [{"role": "assistant", "content": "a"}]}])
+    with pytest.raises(ValueError, match=r"No row is left.*assistant speaks first"):
+        prepare_rows([path], tokenizer, tmp_path / "cache", 64)
+
+
+def test_the_cache_is_hit_by_the_same_inputs_and_missed_by_any_other(tokenizer, chats, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    keys = [prepare_rows([chats], tokenizer, cache, 64).key]
+    built = []
+    plain = rows_module.build_rows
+    monkeypatch.setattr(rows_module, "build_rows", lambda *args: built.append(1) or plain(*args))
+    assert prepare_rows([chats], tokenizer, cache, 64).key == keys[0]
+    assert not built
+    keys.append(prepare_rows([chats], tokenizer, cache, 63).key)
+    keys.append(prepare_rows([chats], tokenizer, cache, 64, {"enable_thinking": False}).key)
+    with open(chats, "a") as file:
+        file.write(
+            json.dumps(
+                {"id": "c9", "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+            )
+            + "\n"
+        )
+    keys.append(prepare_rows([chats], tokenizer, cache, 64).key)
+    monkeypatch.setattr(rows_module, "ROWS_VERSION", 99)
+    keys.append(prepare_rows([chats], tokenizer, cache, 64).key)
+    template = tokenizer.chat_template
+    tokenizer.chat_template = template + "{# another #}"
+    keys.append(prepare_rows([chats], tokenizer, cache, 64).key)
+    tokenizer.chat_template = template
+    tokenizer.add_tokens(["brand-new"])
+    keys.append(prepare_rows([chats], tokenizer, cache, 64).key)
+    assert len(set(keys)) == len(keys) == 7
+    assert len(built) == 6
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_answers_filled_with_low_ids(tokenizer, tmp_path):
+    record = {"id": 0, "prompt_ids": [200, 201], "response_ids": [50] * 5 + [40] * 3 + [60]}
+    made = prepare_rows([write(tmp_path / "a.jsonl", [record])], tokenizer, tmp_path / "cache", 64)
+    assert draft_vocabulary(made, 2, 300) == ([40, 50], 8 / 9)
+    assert draft_vocabulary(made, 5, 300) == ([0, 1, 40, 50, 60], 1.0)  # fewer distinct tokens than asked for
+    with pytest.raises(ValueError, match="more than"):
+        draft_vocabulary(made, 301, 300)
+    with pytest.raises(ValueError, match="another target"):
+        draft_vocabulary(made, 5, 60)
+
+
+def test_the_split_keeps_a_chat_together_and_needs_both_sides(tokenizer, tmp_path):
+    records = [
+        {"id": number, "turn": turn, "prompt_ids": [1, 2], "response_ids": [3, 4]}
+        for number in range(60)
+        for turn in range(2)
+    ]
+    made = prepare_rows([write(tmp_path / "a.jsonl", records)], tokenizer, tmp_path / "cache", 64)
+    train, held_out = split_rows(made, 0.2)
+    names = np.array(made.data["row_id"])
+    chats_of = [{name.split(".")[0] for name in names[part]} for part in (train, held_out)]
+    assert sorted(train + held_out) == list(range(120))
+    assert not chats_of[0] & chats_of[1]
+    assert 10 <= len(held_out) <= 40
+    assert split_rows(made, 0.2) == (train, held_out)
+    with pytest.raises(ValueError, match="both need some"):
+        split_rows(made, 1e-9)
+
+
+def test_a_source_that_is_nothing_says_what_it_may_be(tmp_path):
+    with pytest.raises(ValueError, match="neither a file, nor a directory"):
+        load_sources([str(tmp_path / "missing.jsonl")])
+    (tmp_path / "mixed").mkdir()
+    write(tmp_path / "mixed" / "a.jsonl", [{"prompt": "a"}])
+    Dataset.from_dict({"prompt": ["b"]}).to_parquet(str(tmp_path / "mixed" / "b.parquet"))
+    with pytest.raises(ValueError, match="one kind"):
+        load_sources([str(tmp_path / "mixed")])
+    only = tmp_path / "mixed" / "b.parquet"
+    assert load_sources([str(only)])["prompt"][:] == ["b"]
+
+
+def test_a_directory_of_answers_ignores_its_provenance(tokenizer, tmp_path):
+    where = tmp_path / "answers"
+    where.mkdir()
+    write(where / "part-00000.jsonl", [{"id": "1", "turn": 0, "prompt_ids": [1], "response_ids": [2, 3]}])
+    (where / "provenance.json").write_text("{}")
+    assert len(prepare_rows([str(where)], tokenizer, tmp_path / "cache", 64)) == 1
