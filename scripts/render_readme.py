@@ -1,0 +1,154 @@
+"""Fill in the tables of figures of README.md and docs/ from results files. No figure in them is typed by hand.
+
+python scripts/render_readme.py
+
+A page says which file it shows: <!-- results: docs/results/name.json --> ... <!-- /results -->. In the place of
+"results" may stand "verdict" (what the file says to do) or "certificate" (of a file of `spechead verify`).
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from spechead.bench import results as results_file
+from spechead.bench.certificate import load as load_certificate
+from spechead.bench.results import Cell, Results
+from spechead.bench.run import check_figures
+from spechead.bench.timing import MEAN, PLAIN
+from spechead.bench.verdict import best, describe, verdicts
+from spechead.cli.tables import agreement, describe_load, ratio
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(
+    r"(<!-- (?P<kind>results|verdict|certificate): (?P<file>\S+) -->\n).*?(<!-- /(?P=kind) -->)", re.DOTALL
+)
+
+
+def pages() -> list[Path]:
+    """Return the pages that may show figures."""
+    return [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def render(text: str, root: Path = ROOT) -> str:
+    """Return a page with every block of figures made anew.
+
+    Args:
+        text: the page.
+        root: where the results files that it names are looked for.
+
+    Raises:
+        ValueError: if a results file is unfinished, or its figures do not follow from its records.
+    """
+    kinds = {"results": block, "verdict": verdict_block, "certificate": certificate_block}
+    return BLOCK.sub(
+        lambda match: match[1] + kinds[match["kind"]](root / match["file"], match["file"]) + match[4], text
+    )
+
+
+def block(path: Path, name: str) -> str:
+    """Return the text between the markers of one results file."""
+    if not path.exists():
+        return f"No figures yet: `spechead bench --output {name}` measures them, `make cards` shows them here.\n"
+    results = read_results(path, name)
+    return introduction(results) + "\n" + "\n".join(table(results, load) for load in range(len(results.loads)))
+
+
+def read_results(path: Path, name: str) -> Results:
+    """Read a results file that may be shown.
+
+    Raises:
+        ValueError: if it is unfinished, or its figures do not follow from its records.
+    """
+    results = results_file.load(path)
+    if not results.complete:
+        raise ValueError(f"{name} is of an interrupted run; run its command again to finish it.")
+    check_figures(results)
+    return results
+
+
+def verdict_block(path: Path, name: str) -> str:
+    """Return what a results file says to do, load by load."""
+    if not path.exists():
+        return f"No verdict yet: it follows from `{name}`.\n"
+    results = read_results(path, name)
+    found = verdicts(results)
+    lines = []
+    for index, load in enumerate(results.loads):
+        lines.append(f"- {describe_load(load)}: **{best(found, index)}**")
+        lines += [f"  - {describe(verdict)}" for verdict in found if verdict.load == index]
+    return "\n".join(lines) + "\n"
+
+
+def certificate_block(path: Path, name: str) -> str:
+    """Return what a certificate says, method by method."""
+    if not path.exists():
+        return f"No certificate yet: `spechead verify --output {name}` writes it, `make cards` shows it here.\n"
+    certificate = load_certificate(path)
+    lines = []
+    for method in certificate.methods:
+        word = {True: "passed", False: "FAILED", None: "lossy"}[method.passed]
+        text = f"- **{method.method}: {word}.**"
+        for check in method.greedy:
+            text += f" Batch {check.batch_size}: {check.identical} of {check.rows} greedy answers identical"
+            text += f", {check.ties} parted at a tie." if check.ties else "."
+        if (law := method.law) is not None:
+            text += f" {law.samples} samples, {law.degrees} degrees of freedom: p = {law.p_value:.3g}; a law off by "
+            text += f"w = {law.effect_size:g} fails with probability {law.power:.2f}."
+        if (distance := method.distance) is not None:
+            text += f" Total variation in [{distance.low:.3f}, {distance.high:.3f}]."
+        lines += [text, *(f"  - {fault.name}: {fault.evidence}" for fault in method.faults)]
+    return "\n".join(lines) + f"\n\nRepeat it: `{' '.join(certificate.command)}`.\n"
+
+
+def introduction(results: Results) -> str:
+    """Say what was measured, on what."""
+    target, *others = results.models
+    drafts = "".join(f" with {model.name}" for model in others)
+    versions, hardware = results.versions, results.hardware
+    return (
+        f"{target.name}{drafts}, {target.dtype}, on {hardware.device} ({hardware.count} "
+        f"{'threads' if hardware.device != 'cuda' else 'devices'}), torch {versions.torch}, transformers "
+        f"{versions.transformers}, {results.created[:10]}. Repeat it: `{' '.join(results.command)}`.\n"
+    )
+
+
+def table(results: Results, load: int) -> str:
+    """Return the figures of one load: a row a method, the ratio to plain for each group, then the means."""
+    cells = {(cell.group, cell.method): cell for cell in results.cells if cell.load == load}
+    groups = list(results.prompts)
+    total = MEAN if len(groups) > 1 else groups[0]
+    head = ["method", *groups, *([MEAN] if len(groups) > 1 else []), "acceptance length", "acceptance rate"]
+    head += ["same as plain"]
+    lines = [describe_load(results.loads[load]) + "; speed against plain:", "", _row(head), _row(["---"] * len(head))]
+    for method in results.methods:
+        if method != PLAIN:
+            whole = cells[total, method]
+            ratios = [ratio(cells[group, method]) for group in groups] + ([ratio(whole)] if len(groups) > 1 else [])
+            lines.append(
+                _row([method + (" (lossy)" if whole.lossy else ""), *ratios, *_acceptance(whole), agreement(whole)])
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _acceptance(cell: Cell) -> list[str]:
+    length = "" if cell.acceptance_length is None else f"{cell.acceptance_length:.2f}"
+    return [length, "" if cell.acceptance_rate is None else f"{cell.acceptance_rate:.0%}"]
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> int:
+    """Rewrite the pages; return the exit code."""
+    for page in pages():
+        old = page.read_text(encoding="utf-8")
+        new = render(old)
+        if new != old:
+            page.write_text(new, encoding="utf-8")
+            print(f"rendered {page.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
