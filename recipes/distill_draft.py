@@ -8,7 +8,7 @@
 
 import sys
 
-from spechead.cli.main import main
+from spechead.cli.train import train
 
 if __name__ == "__main__":
-    main(["train", "draft", *sys.argv[1:]])
+    train(args=["draft", *sys.argv[1:]])

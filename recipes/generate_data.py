@@ -9,7 +9,7 @@ instead. `spechead train data` is the same main.
 
 import sys
 
-from spechead.cli.main import main
+from spechead.cli.train import train
 
 if __name__ == "__main__":
-    main(["train", "data", *sys.argv[1:]])
+    train(args=["data", *sys.argv[1:]])

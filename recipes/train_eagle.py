@@ -8,7 +8,7 @@
 
 import sys
 
-from spechead.cli.main import main
+from spechead.cli.train import train
 
 if __name__ == "__main__":
-    main(["train", "eagle", *sys.argv[1:]])
+    train(args=["eagle", *sys.argv[1:]])

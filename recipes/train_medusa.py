@@ -8,7 +8,7 @@
 
 import sys
 
-from spechead.cli.main import main
+from spechead.cli.train import train
 
 if __name__ == "__main__":
-    main(["train", "medusa", *sys.argv[1:]])
+    train(args=["medusa", *sys.argv[1:]])

@@ -22,6 +22,7 @@ from .inspect import inspect
 from .plan import plan
 from .publish import publish
 from .serve import serve
+from .train import train
 from .verify import verify
 
 FAILURES = (OSError, RuntimeError, HTTPError, DemoTargetError)
@@ -65,6 +66,7 @@ app.command()(inspect)
 app.command()(publish)
 app.command()(export)
 app.command()(serve)
+app.add_typer(train, name="train")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

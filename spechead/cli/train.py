@@ -13,6 +13,8 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_optio
 train = typer.Typer(
     help="Make data from a target's own answers, and train heads and drafts on it.",
     no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 

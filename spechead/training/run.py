@@ -86,7 +86,7 @@ def train_eagle(argv: Sequence[str] | None = None) -> Outcome:
     def objective(head: Head, ends: TargetEnds, rows: Rows) -> Objective:
         if isinstance(head, Eagle3Head):
             kept = None
-            if method.softmax_rows:
+            if method.softmax_rows and method.softmax_rows < len(head.draft_to_target):
                 frequent, _ = draft_vocabulary(rows, method.softmax_rows, head.config.vocab_size)
                 kept = head.target_to_draft[torch.tensor(frequent)]
             return Eagle3Objective(head, ends, method.depths, method.decay, None if kept is None else kept[kept >= 0])
@@ -107,7 +107,7 @@ def train_medusa(argv: Sequence[str] | None = None) -> Outcome:
 
     def objective(head: Head, ends: TargetEnds, rows: Rows) -> Objective:
         ids = None
-        if method.softmax_rows:
+        if method.softmax_rows and method.softmax_rows < head.config.vocab_size:
             ids, _ = draft_vocabulary(rows, method.softmax_rows, head.config.vocab_size)
         return MedusaObjective(head, ends, method.decay, ids)
 
