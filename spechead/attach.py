@@ -59,6 +59,8 @@ class Speculation:
         """
         if head is not None:
             given = list(head) if isinstance(head, (list, tuple)) else [head]
+            if not given:
+                raise ValueError("head=[] names no head; leave it out to keep those attached.")
             self.heads = [self._load_head(one, revision) for one in given]
         if draft_model is not None:
             self._attach_draft(draft_model, tokenizer, draft_tokenizer)

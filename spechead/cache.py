@@ -30,6 +30,7 @@ class RaggedCache:
         self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
         self.capacity = max(capacity, 1)
         self.width = 0  # slots that the forward in progress may attend to
+        self._fitting: set[int] = set()  # layers whose buffers are known to fit what the model writes
         self._slots: Tensor | None = None  # [B, N] where the nodes of the forward in progress go; None: a common start
         self.start = 0  # longest row before the forward in progress
 
@@ -44,12 +45,27 @@ class RaggedCache:
         self.reserve(self.width)
         self.start = longest
         uniform = self.batch == 1 or bool((self.lengths == longest).all())
-        steps = torch.arange(nodes, device=self.lengths.device)
-        self._slots = None if uniform else self.lengths[:, None] + steps
+        self._slots = None if uniform else self.lengths[:, None] + torch.arange(nodes, device=self.lengths.device)
         return self.width
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append `[B, H, N, D]` keys and values to a layer; returns that layer's `[B, H, width, D]` views."""
+        if layer not in self._fitting:
+            self._fit(layer, keys, values)
+        buffers = self.keys[layer], self.values[layer]
+        if self._slots is None:
+            nodes = keys.shape[2]
+            buffers[0].narrow(2, self.start, nodes).copy_(keys)
+            buffers[1].narrow(2, self.start, nodes).copy_(values)
+        else:
+            rows = torch.arange(self.batch, device=keys.device)[:, None]
+            slots = self._slots.to(keys.device)
+            buffers[0][rows, :, slots] = keys.transpose(1, 2)
+            buffers[1][rows, :, slots] = values.transpose(1, 2)
+        return buffers[0].narrow(2, 0, self.width), buffers[1].narrow(2, 0, self.width)
+
+    def _fit(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Allocate a layer's buffers, or check those that a caller's cache filled, before its first write."""
         if layer not in self.keys:
             self.keys[layer] = self._buffer(keys)
             self.values[layer] = self._buffer(values)
@@ -60,14 +76,12 @@ class RaggedCache:
                 f"model writes {keys.shape[1]} of size {keys.shape[3]} in {keys.dtype}; give a cache that "
                 "this model filled in its present dtype, or none."
             )
-        buffers = self.keys[layer], self.values[layer]
-        for buffer, new in zip(buffers, (keys, values), strict=True):
-            if self._slots is None:
-                buffer.narrow(2, self.start, new.shape[2]).copy_(new)
-            else:
-                rows = torch.arange(self.batch, device=buffer.device)[:, None]
-                buffer[rows, :, self._slots.to(buffer.device)] = new.transpose(1, 2)
-        return buffers[0].narrow(2, 0, self.width), buffers[1].narrow(2, 0, self.width)
+        if keys.shape[2]:  # an import opens buffers with no tokens at all; what the model writes is still to be seen
+            self._fitting.add(layer)
+
+    def recheck(self) -> None:
+        """Compare buffers with the model's states again at the next write: it may have been cast since the last."""
+        self._fitting.clear()
 
     def advance(self, count: Tensor | int) -> None:
         """Count `count` (`[B]` or one for all) appended slots of every row as valid."""
@@ -76,6 +90,9 @@ class RaggedCache:
     def keep(self, acceptance: Acceptance) -> None:
         """Move the accepted nodes of the last forward next to each row's prefix and count them."""
         path = acceptance.path
+        if path.shape[1] == 1:  # roots alone lie where they belong
+            self.advance(acceptance.length)
+            return
         order = torch.arange(path.shape[1], device=path.device)
         moved = torch.where(path >= 0, path, order)
         if not bool((moved == order).all()):

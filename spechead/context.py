@@ -17,7 +17,7 @@ from .cache import RaggedCache
 from .fresh import Fresh
 from .proposal import Acceptance, Proposal
 from .row import Row
-from .sampling import NEAR_TIE, Draws, probabilities, process
+from .sampling import Draws, is_near_tie, probabilities, process
 from .stats import DecodeStats
 from .target import Target
 from .verify import TypicalAcceptance
@@ -192,7 +192,7 @@ class Context:
             if self.keep_scores or row.keep_scores:
                 row.scores.append(scores)
             if not row.sampler.do_sample:
-                self.stats.near_ties += int((scores >= scores.max() - NEAR_TIE).sum() > 1)
+                self.stats.near_ties += is_near_tie(scores, token)
             row.stopped = stop[index] = row.stops(token, self.row_ids(index))
             if row.on_token is not None:
                 row.on_token(token)
@@ -201,9 +201,8 @@ class Context:
 
     def commit(self, proposal: Proposal, acceptance: Acceptance, forward: hf.Forward) -> None:
         """Take over what a step kept: hand fresh features to their consumers, and set the next roots."""
-        path = acceptance.path.clamp(min=0)
         for fresh in self.fresh.values():
-            taken = {}
+            path, taken = acceptance.path.clamp(min=0), {}
             for tap in fresh.taps:
                 states = forward.taps[tap]
                 taken[tap] = states.gather(1, path.to(states.device)[..., None].expand(-1, -1, states.shape[-1]))

@@ -81,8 +81,9 @@ class Proposal:
     @classmethod
     def root_only(cls, root: Tensor) -> Proposal:
         """Build the proposal that drafts nothing: a plain decoding step. `root` is `[B]`, -1 for done rows."""
-        empty = root[:, None][:, :0]
-        return cls.chain(root, empty, empty.bool())
+        live = (root >= 0)[:, None]
+        alone = cls(root.clamp(min=0)[:, None], torch.full_like(root, -1)[:, None], live, None, 0)
+        return alone._with_shape(torch.ones_like(live)[:, None], torch.zeros_like(alone.tokens))
 
     def cut(self, tokens: Tensor, real: Tensor, nodes: int, max_depth: int) -> Proposal:
         """Return this proposal's first `nodes` columns with other tokens and padding, its shape taken over."""

@@ -11,6 +11,8 @@ from typing import Any
 
 from .proposal import Acceptance, Proposal
 
+POSITION_BUCKET = 32  # new tokens that share a figure of acceptance by position
+
 
 @dataclass
 class DecodeStats:
@@ -29,6 +31,8 @@ class DecodeStats:
         tried_by_depth, kept_by_depth: row-steps that drafted to depth d+1, and that kept depth d+1.
         near_ties: greedy decisions whose two best logits lay within 1e-4, where rounding may decide.
         seconds_drafting, seconds_verifying, seconds_other: wall-clock split of the steps.
+        first_tokens: tokens that a row had emitted before its first step (transformers' own speculation drafts for the
+            prompt's forward too, which then emits several).
         emitted_per_step: for each row, its emitted tokens and kept drafted tokens in each of its steps.
         speculating_steps: steps in which any row drafted.
         plans: for "auto", how many steps each plan was chosen.
@@ -51,6 +55,7 @@ class DecodeStats:
     seconds_drafting: float = 0.0
     seconds_verifying: float = 0.0
     seconds_other: float = 0.0
+    first_tokens: int = 1
     emitted_per_step: list[list[tuple[int, int]]] = field(default_factory=list)
     speculating_steps: int = 0
     plans: dict[str, int] = field(default_factory=dict)
@@ -77,17 +82,37 @@ class DecodeStats:
         """Kept over tried at each depth, from 1; a deeper depth counts as tried even when a shallower one failed."""
         return [kept / tried for kept, tried in zip(self.kept_by_depth, self.tried_by_depth, strict=True)]
 
+    @property
+    def by_position(self) -> list[tuple[int, int]]:
+        """Row-steps and the tokens they emitted, by where in the answer a step began: its first `POSITION_BUCKET` new
+        tokens, the next, and so on. The prompt's own next token has place 0."""
+        buckets: list[tuple[int, int]] = []
+        for row in self.emitted_per_step:
+            place = self.first_tokens
+            for emitted, _ in row:
+                while place // POSITION_BUCKET >= len(buckets):
+                    buckets.append((0, 0))
+                steps, tokens = buckets[place // POSITION_BUCKET]
+                buckets[place // POSITION_BUCKET] = steps + 1, tokens + emitted
+                place += emitted
+        return buckets
+
     def add(self, proposal: Proposal, acceptance: Acceptance) -> None:
         """Count one step of the batch."""
-        live = proposal.real[:, 0]
+        emitted, kept = acceptance.length.tolist(), acceptance.kept.tolist()
         self.steps += 1
-        self.row_steps += int(live.sum())
+        self.row_steps += sum(count > 0 for count in emitted)  # a live row always emits
         self.nodes_fed += proposal.tokens.numel()
+        self.emitted_tokens += sum(emitted)
+        self.kept_tokens += sum(kept)
+        for row, pair in enumerate(zip(emitted, kept, strict=True)):
+            if pair[0]:
+                self.emitted_per_step[row].append(pair)
+        if proposal.max_depth == 0:
+            return
         drafted = int(proposal.real[:, 1:].sum())
         self.drafted_tokens += drafted
         self.speculating_steps += drafted > 0
-        self.emitted_tokens += int(acceptance.length.sum())
-        self.kept_tokens += int(acceptance.kept.sum())
         tried = (proposal.depths * proposal.real).max(1).values
         for depth in range(1, int(tried.max()) + 1):
             if depth > len(self.tried_by_depth):
@@ -95,13 +120,15 @@ class DecodeStats:
                 self.kept_by_depth.append(0)
             self.tried_by_depth[depth - 1] += int((tried >= depth).sum())
             self.kept_by_depth[depth - 1] += int((acceptance.kept >= depth).sum())
-        pairs = zip(acceptance.length.tolist(), acceptance.kept.tolist(), strict=True)
-        for row, (emitted, kept) in enumerate(pairs):
-            if emitted:
-                self.emitted_per_step[row].append((emitted, kept))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures that reports keep, derived ones included, per-step lists left out."""
         figures = {name: value for name, value in vars(self).items() if name != "emitted_per_step"}
-        derived = ("target_forwards", "acceptance_length", "acceptance_rate", "acceptance_rate_by_depth")
+        derived = (
+            "target_forwards",
+            "acceptance_length",
+            "acceptance_rate",
+            "acceptance_rate_by_depth",
+            "by_position",
+        )
         return figures | {name: getattr(self, name) for name in derived}

@@ -81,7 +81,7 @@ class Target:
 
     @property
     def verdict(self) -> Verdict:
-        """The probe's finding for the model as it is now.
+        """The probe's finding for the model as it is now; every decoding call asks for it before its first step.
 
         Raises:
             ValueError: if not even a chain can be verified.
@@ -92,6 +92,11 @@ class Target:
         if self._verdict is None or self._verdict[0] != key:
             self._verdict = (key, probe(self))
         return self._verdict[1]
+
+    @property
+    def settled(self) -> Verdict:
+        """The verdict found last: whether the model changed is asked once a call, not once a forward."""
+        return self._verdict[1] if self._verdict is not None else self.verdict
 
     def new_cache(self, batch: int, capacity: int) -> RaggedCache:
         """Allocate an empty ragged cache."""
@@ -159,11 +164,11 @@ class Target:
         width = cache.open(proposal.tokens.shape[1])
         alone = proposal.tokens.shape == (1, 1)
         mask = None
-        if not alone and self.verdict.tier == "tree":
+        if not alone and self.settled.tier == "tree":
             mask = self._masks(proposal, cache, positions, width)
         elif not alone and not (len(proposal.tokens) == 1 and proposal.is_chain):
             raise ValueError(
-                f"{type(self.model).__name__} takes no tree mask ({self.verdict.reason}), so it runs one row's chain "
+                f"{type(self.model).__name__} takes no tree mask ({self.settled.reason}), so it runs one row's chain "
                 f"at a time; got {len(proposal.tokens)} rows with parents {proposal.parents.tolist()}. Draft a chain "
                 "for one row, or load the model with attn_implementation='sdpa'."
             )
@@ -178,7 +183,7 @@ class Target:
         by_tree = proposal.tree_mask.gather(2, index[:, None, :].expand(batch, nodes, width)) & inside[:, None, :]
         allowed = by_tree | (node < 0)[:, None, :]
         keys = torch.where(inside, positions.gather(1, index), slots)
-        form = self.verdict.mask_form
+        form = self.settled.mask_form
         if form is None:
             raise ValueError("this target has no working tree mask; a chain must be fed without one.")
         return hf.model_masks(self.config, form, allowed, positions, keys, self.dtype)

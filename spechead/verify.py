@@ -83,9 +83,12 @@ def verify(
             token = torch.where(child >= 0, drafted, draws.sample(p, live & (child < 0)))
         stop = on_token(token, live)
         next_token = torch.where(live, token, next_token)
-        kept = kept + (live & (child >= 0))
-        live = live & (child >= 0) & ~stop
-        if depth > proposal.max_depth or not bool(live.any()):
+        if depth > proposal.max_depth:
+            break
+        live = live & (child >= 0)
+        kept = kept + live
+        live = live & ~stop
+        if not bool(live.any()):
             break
         at = torch.where(live, child, at)
         path[:, depth] = torch.where(live, child, -1)
@@ -98,9 +101,11 @@ def choose(proposal: Proposal, p: Tensor, at: Tensor, live: Tensor, draws: Draws
     Returns:
         Tokens `[B]` and the child nodes they are `[B]`, -1 where the token was not drafted.
     """
-    children = proposal.real & (proposal.parents == at[:, None]) & live[:, None]  # [B, N]
-    token = torch.full_like(at, -1)
     child = torch.full_like(at, -1)
+    if proposal.max_depth == 0:  # nothing was drafted
+        return draws.sample(p, live), child
+    children = proposal.real & (proposal.parents == at[:, None]) & live[:, None]  # [B, N]
+    token = child
     undecided = live
     if proposal.draft_probs is not None:
         p, token, child, undecided = try_drawn(proposal, p, children & ~proposal.point_mass, live, draws)

@@ -107,7 +107,7 @@ class EagleProposer(BaseProposer):
             return Proposal.root_only(context.root)
         sprout, root = self._catch_up(context), context.root.to(self.head.device)
         if self.tree == "chain":
-            proposal = grow_chain(sprout, context, deepest, self.drafting.temperature)
+            proposal = grow_chain(sprout, context, deepest, self.drafting.temperature, depth)
         elif self.tree == "dynamic":
             proposal = grow_dynamic(sprout, root, deepest, self.branching, self.tree_size)
         else:
@@ -145,6 +145,7 @@ class EagleProposer(BaseProposer):
         if isinstance(carried, CarriedEagle) and carried.head() is self.head:
             if carried.state.entries.is_inference() and not torch.is_inference_mode_enabled():
                 carried = copy.deepcopy(carried)  # tensors of torch.inference_mode cannot be written to outside it
+            carried.state.cache.recheck()
             context.state[id(self)], context.fresh[id(self)] = carried.state, carried.fresh
 
     def _catch_up(self, context: Context) -> Sprout:

@@ -91,7 +91,9 @@ class Sprout:
         return torch.where(allowed[:, None], zero, torch.finfo(dtype).min)
 
 
-def grow_chain(sprout: Sprout, context: Context, depth: int, temperature: float | None) -> Proposal:
+def grow_chain(
+    sprout: Sprout, context: Context, depth: int, temperature: float | None, reach: Tensor | None = None
+) -> Proposal:
     """Draft a chain: drawn from the head's law for rows that draw, the best token for the others.
 
     Args:
@@ -99,16 +101,18 @@ def grow_chain(sprout: Sprout, context: Context, depth: int, temperature: float 
         context: gives roots, samplers and draws.
         depth: tokens to draft.
         temperature: of the head's own law; None takes the call's.
+        reach: `[B]` depth to which each row may draft; beyond it a row draws nothing, as its single run would not.
     """
     root = context.root.to(sprout.hidden.device)
     live = root >= 0
+    reach = torch.full_like(root, depth) if reach is None else reach.to(root.device)
     samplers = [row.sampler for row in context.rows]
     draws = torch.tensor([[sampler.draws_drafts] for sampler in samplers], device=root.device)
     hidden, tokens, laws = sprout.hidden, [], []
     for level in range(1, depth + 1):
         logits = sprout.logits(hidden[:, None])[:, 0]  # [B, D]
         law = torch.softmax(warp(samplers, logits, temperature), dim=-1)
-        drawn = draft_tokens(samplers, context.draws, law, live)
+        drawn = draft_tokens(samplers, context.draws, law, live & (reach >= level))
         tokens.append(sprout.target_ids(drawn))
         laws.append(torch.where(draws, law, torch.zeros_like(law).scatter_(1, drawn[:, None], 1.0)))
         if level < depth:

@@ -147,7 +147,7 @@ MUTANTS = {
     ),
     "the best token drafted, the law reported": (
         "grow_chain",
-        ("drawn = draft_tokens(samplers, context.draws, law, live)", "drawn = law.argmax(-1)"),
+        ("drawn = draft_tokens(samplers, context.draws, law, live & (reach >= level))", "drawn = law.argmax(-1)"),
     ),
     "q not moved to the target's ids": (
         "target_laws",

@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from spechead.sampling import Draws, Sampler, probabilities, process, warp
+from spechead.sampling import NEAR_TIE, Draws, Sampler, best_tokens, is_near_tie, probabilities, process, warp
 
 VOCAB = 6
 
@@ -203,3 +203,24 @@ def test_one_seed_repeats_a_shared_stream():
 
     assert run(1) == run(1)
     assert run(1) != run(2)
+
+
+@pytest.mark.parametrize("size", [1, 7, 63, 64, 640, 1000, 49152, 50257])
+def test_the_best_token_is_the_first_of_the_best(size):
+    generator = torch.Generator().manual_seed(size)
+    scores = torch.randint(0, 4, (6, size), generator=generator).float()  # full of ties
+    scores[1] = -torch.inf
+    scores[2, size // 2] = torch.inf
+    first = [int((row == row.max()).nonzero()[0, 0]) for row in scores]
+    assert best_tokens(scores).tolist() == first
+    assert best_tokens(scores.T.contiguous().T).tolist() == first, "columns that are not contiguous"
+
+
+def test_a_near_tie_is_another_score_within_the_bound():
+    scores = torch.tensor([1.0, 5.0, 2.0, 5.0 - NEAR_TIE / 2])
+    assert is_near_tie(scores, 1)
+    assert not is_near_tie(scores[:3], 1)
+    assert is_near_tie(torch.tensor([3.0, 3.0]), 0)
+    assert is_near_tie(torch.tensor([3.0, 3.0]), 1)
+    assert not is_near_tie(torch.tensor([3.0]), 0)
+    assert not is_near_tie(torch.tensor([-torch.inf, 3.0, -torch.inf]), 1)

@@ -104,3 +104,13 @@ def test_reports_hold_every_figure_and_are_json():
     assert report["notes"] == ["a note"]
     assert "emitted_per_step" not in report
     assert set(vars(stats)) - set(report) == {"emitted_per_step"}
+
+
+def test_steps_count_where_they_begin():
+    stats = new_stats(2)
+    stats.emitted_per_step = [[(30, 29), (4, 3), (1, 0)], [(1, 0)]]  # rows begin at 1; the steps of row 0 at 1, 31, 35
+    assert stats.by_position == [(3, 35), (1, 1)]
+    assert stats.to_dict()["by_position"] == [(3, 35), (1, 1)]
+    assert new_stats().by_position == []
+    stats.first_tokens = 2  # emitted before the first step
+    assert stats.by_position == [(2, 31), (2, 5)]

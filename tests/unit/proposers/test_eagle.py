@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper
 
-from spechead import EagleProposer, enable_speculation
+from spechead import EagleProposer, SpeculativeConfig, enable_speculation
 from spechead.decoding import speculative_decode, step
 from spechead.target import Target
 from tests import tiny
@@ -283,3 +283,32 @@ def test_a_given_tree_is_drafted_to_its_own_depth():
     tree = [[0] * depth for depth in range(1, 8)]  # as a config.json holds it
     context = start(Target(model), EagleProposer(make_head("eagle", model), tree=tree), PROMPTS[:1], NEW)
     assert int(context.proposer.propose(context).depths.max()) == 7
+
+
+@KINDS
+def test_what_a_cache_carried_is_refused_by_name_once_the_model_was_cast(kind):
+    model = enable_speculation(tiny.fresh_model("llama"))
+    enable_speculation(model, head=make_head(kind, model))
+    first = model.generate(
+        tiny.prompt_ids(), max_new_tokens=6, do_sample=False, speculative="eagle", return_dict_in_generate=True
+    )
+    model.to(torch.bfloat16)
+    for layer in first.cache.layers:
+        layer.keys, layer.values = layer.keys.bfloat16(), layer.values.bfloat16()
+    with pytest.raises(ValueError, match=r"torch\.float32.*give a cache that this model filled in its present dtype"):
+        model.generate(first.sequences, max_new_tokens=4, do_sample=False, speculative="eagle", cache=first.cache)
+
+
+@KINDS
+def test_rows_that_end_apart_draw_as_their_single_runs(kind):
+    model = enable_speculation(tiny.fresh_model("llama"))
+    enable_speculation(model, head=make_head(kind, model, std=0.05))
+    ids, mask = tiny.left_padded(4)
+    settings = {"speculative": SpeculativeConfig("eagle", tree="chain"), "max_new_tokens": NEW, "do_sample": True}
+
+    def sample(rows):
+        own = [torch.Generator().manual_seed(row) for row in rows]
+        return model.generate(ids[rows], attention_mask=mask[rows], generator=own, top_k=0, **settings)
+
+    together = sample([0, 1, 2, 3])
+    assert [sample([row]).tolist() for row in range(4)] == [[row] for row in together.tolist()]
