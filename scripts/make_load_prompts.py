@@ -1,8 +1,9 @@
-"""Write prompts of one kind of load: python scripts/make_load_prompts.py --kind completion|random --output FILE
+"""Write prompts of one kind of load: python scripts/make_load_prompts.py --kind completion|code|random --output FILE
 
 "completion": a Python file is cut after some lines and is to be continued, as an editor asks for it. The files are
-those modules of this Python's standard library that scripts/make_prompts.py holds back from training. "random": words
-of random letters, which nothing can draft for. The same Python and seed give the same file.
+those modules of this Python's standard library that scripts/make_prompts.py holds back from training. "code": the same
+files, every second one to be edited instead. "random": words of random letters, which nothing can draft for. The same
+Python and seed give the same file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 import string
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,20 @@ WORDS, LETTERS = 120, 6
 REQUEST = "Complete this file. Repeat the last function from its first line and go on to the end of it.\n\n```python\n"
 
 
+EDIT = "Write one short comment above every function of this code, change nothing else, and print it.\n\n```python\n"
+
+
+def code(count: int) -> Iterator[dict[str, Any]]:
+    """Yield completions, and edits of the same kind of code in turn."""
+    for number, row in enumerate(completions(count)):
+        text = row["messages"][0]["content"]
+        row["group"] = "code"
+        if number % 2:
+            row["id"] = row["id"].replace("complete-", "edit-")
+            row["messages"] = [{"role": "user", "content": EDIT + text.removeprefix(REQUEST)}]
+        yield row
+
+
 def completions(count: int) -> Iterator[dict[str, Any]]:
     """Yield one prompt a module: the head of the file, cut in the middle of a function."""
     library = Path(sysconfig.get_path("stdlib"))
@@ -56,17 +71,24 @@ def noise(count: int, seed: int) -> Iterator[dict[str, Any]]:
         yield {"id": f"random-{number}", "group": "random", "messages": [{"role": "user", "content": " ".join(words)}]}
 
 
+KINDS: dict[str, Callable[[int, int], Iterator[dict[str, Any]]]] = {
+    "completion": lambda count, seed: completions(count),
+    "code": lambda count, seed: code(count),
+    "random": noise,
+}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Write the file; return the exit code."""
     parser = argparse.ArgumentParser(description="Write prompts of one kind of load.")
-    parser.add_argument("--kind", choices=("completion", "random"), required=True)
+    parser.add_argument("--kind", choices=tuple(KINDS), required=True)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=len(MODULES), help="prompts; completion has 12 at most")
+    parser.add_argument("--count", type=int, default=len(MODULES), help="prompts; code has 12 at most")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
-    if options.count < 1 or (options.kind == "completion" and options.count > len(MODULES)):
-        parser.error(f"--count {options.count} is out of range; completion has 1 to {len(MODULES)}.")
-    rows = completions(options.count) if options.kind == "completion" else noise(options.count, options.seed)
+    if options.count < 1 or (options.kind != "random" and options.count > len(MODULES)):
+        parser.error(f"--count {options.count} is out of range; {options.kind} has 1 to {len(MODULES)}.")
+    rows = KINDS[options.kind](options.count, options.seed)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with options.output.open("w", encoding="utf-8") as file:
         for row in rows:

@@ -16,7 +16,8 @@ from spechead.bench.results import Cell, Results
 from spechead.bench.run import check_figures
 from spechead.bench.timing import MEAN, PLAIN
 from spechead.bench.verdict import best, describe, verdicts
-from spechead.cli.tables import agreement, describe_load, ratio
+from spechead.cli.tables import agreement, by_position, describe_load, place, ratio
+from spechead.stats import POSITION_BUCKET
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(
@@ -127,6 +128,20 @@ def table(results: Results, load: int) -> str:
             lines.append(
                 _row([method + (" (lossy)" if whole.lossy else ""), *ratios, *_acceptance(whole), agreement(whole)])
             )
+    return "\n".join(lines) + "\n" + positions(results, load)
+
+
+def positions(results: Results, load: int) -> str:
+    """Return the acceptance length by place in the answer, the mean over the groups, a row a method."""
+    mine = [cell for cell in results.cells if cell.load == load]
+    places = {method: by_position([cell for cell in mine if cell.method == method]) for method in results.methods}
+    longest = max(map(len, places.values()))
+    if longest < 2:
+        return ""
+    starts = ["first", *(f"from {number * POSITION_BUCKET}" for number in range(1, longest))]
+    lines = ["", f"Acceptance length by new tokens before the step, {POSITION_BUCKET} to a column:", ""]
+    lines += [_row(["method", *starts]), _row(["---"] * (longest + 1))]
+    lines += [_row([method, *map(place, found)]) for method, found in places.items() if found]
     return "\n".join(lines) + "\n"
 
 

@@ -185,6 +185,7 @@ class ForwardCounter:
             emitted: tokens that came after each forward.
         """
         stats = DecodeStats(method=self.method.name, prefill_forwards=1, emitted_per_step=[[]])
+        stats.first_tokens = next(iter(emitted), 0)
         deepest = max(self.widths[1:], default=1) - 1
         stats.tried_by_depth, stats.kept_by_depth = [0] * deepest, [0] * deepest
         for width, count in zip(self.widths[1:], emitted[1:], strict=True):

@@ -1,12 +1,15 @@
-"""The plots of a report, as PNG bytes: speed-up by batch size, acceptance by depth."""
+"""The plots of a report, as PNG bytes: speed-up by batch size, acceptance by depth and by position."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import nan
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ..stats import POSITION_BUCKET
+from .figures import mean_by_place
 from .results import Cell, Results
 from .timing import PLAIN
 from .verdict import overall
@@ -59,22 +62,38 @@ def acceptance_by_depth(cells: Sequence[Cell]) -> bytes | None:
     Returns:
         A PNG, or None where nothing was drafted.
     """
-    by_method: dict[str, list[list[float]]] = {}
-    for cell in cells:
-        if cell.acceptance_rate_by_depth:
-            by_method.setdefault(cell.method, []).append(cell.acceptance_rate_by_depth)
+    lists = [(cell.method, cell.acceptance_rate_by_depth) for cell in cells]
+    return _means(lists, "drafted depth", "kept", lambda place: str(place + 1), top=1.0)
+
+
+def acceptance_by_position(cells: Sequence[Cell]) -> bytes | None:
+    """Plot the acceptance length of the steps in each part of an answer; cells and result as above."""
+    lists = [(cell.method, cell.acceptance_length_by_position) for cell in cells]
+    across = f"new tokens before the step, {POSITION_BUCKET} to a point"
+    return _means(lists, across, "acceptance length", lambda place: f"{place * POSITION_BUCKET}+")
+
+
+def _means(
+    lists: Sequence[tuple[str, Sequence[float | None]]],
+    across: str,
+    up: str,
+    name: Callable[[int], str],
+    top: float | None = None,
+) -> bytes | None:
+    """Plot each method's figures place by place, the mean over its lists that have one there; none leaves a gap."""
+    by_method: dict[str, list[Sequence[float | None]]] = {}
+    for method, figures in lists:
+        if figures:
+            by_method.setdefault(method, []).append(figures)
     if not by_method:
         return None
-    figure, axes = _figure("drafted depth", "kept")
-    for method, groups in by_method.items():
-        deepest = max(len(rates) for rates in groups)
-        means = []
-        for depth in range(deepest):
-            rates = [each[depth] for each in groups if depth < len(each)]
-            means.append(sum(rates) / len(rates))
-        axes.plot(range(1, deepest + 1), means, marker="o", label=method)
-    axes.set_ylim(0, 1)
-    axes.set_xticks(range(1, 1 + max(len(rates) for groups in by_method.values() for rates in groups)))
+    figure, axes = _figure(across, up)
+    means = {method: mean_by_place(groups) for method, groups in by_method.items()}
+    for method, values in means.items():
+        axes.plot(range(len(values)), [nan if value is None else value for value in values], marker="o", label=method)
+    axes.set_ylim(0, top)
+    places = range(max(map(len, means.values())))
+    axes.set_xticks(places, [name(place) for place in places])
     axes.legend(fontsize=8)
     return _png(figure)
 

@@ -44,27 +44,44 @@ class Prompt:
     follow_ups: tuple[str, ...] = ()
 
 
-def load_prompts(source: str, groups: Sequence[str] | None = None, per_group: int | None = None) -> list[Prompt]:
+def load_prompts(
+    source: str | Sequence[str], groups: Sequence[str] | None = None, per_group: int | None = None
+) -> list[Prompt]:
     """Load prompts.
 
     Args:
         source: "builtin", a JSONL file (Spec-Bench's layout, or a log of `messages`, `conversations` or `prompt`),
-            another file or directory that `datasets` reads, or the Hub name of a data set (`name:split`).
+            another file or directory that `datasets` reads, or the Hub name of a data set (`name:split`); or several.
         groups: the groups to keep; None keeps all.
         per_group: how many prompts of each group, spread evenly over the group; None takes all.
 
     Raises:
-        ValueError: if there is nothing under that name, a row is unusable, or a group is unknown.
+        ValueError: if there is nothing under that name, a row is unusable, an id stands for two prompts, or a group is
+            unknown.
     """
+    sources = [source] if isinstance(source, str) else source
+    prompts = [prompt for each in sources for prompt in _load(each)]
+    refuse_same_ids(prompts, ", ".join(sources))
+    return select(prompts, groups, per_group)
+
+
+def _load(source: str) -> list[Prompt]:
     if source == BUILTIN:
-        prompts = list(builtin_prompts())
-    elif Path(source).suffix in (".jsonl", ".json") and Path(source).is_file():
+        return list(builtin_prompts())
+    if Path(source).suffix in (".jsonl", ".json") and Path(source).is_file():
         prompts = from_jsonl(Path(source))
     else:
         prompts = from_rows(load_source(source), Path(source).name)
     if not prompts:
         raise ValueError(f"{source} holds no prompt; each row needs messages, conversations or prompt.")
-    return select(prompts, groups, per_group)
+    return prompts
+
+
+def refuse_same_ids(prompts: Sequence[Prompt], name: str) -> None:
+    """Raise ValueError if two prompts have one id, which names prompts in results files."""
+    ids = [prompt.id for prompt in prompts]
+    if twice := sorted({prompt_id for prompt_id in ids if ids.count(prompt_id) > 1}):
+        raise ValueError(f"{name}: several rows have the id {twice[0]!r}; ids name prompts in results files.")
 
 
 def select(prompts: Sequence[Prompt], groups: Sequence[str] | None, per_group: int | None) -> list[Prompt]:
@@ -131,9 +148,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]], name: str) -> list[Prompt]:
             prompts.append(_spec_bench(row) if row.get("turns") else _logged(row, name, number))
         except UnusableRow as error:
             raise ValueError(f"row {number} of {name} cannot be a prompt: {error}.") from error
-    ids = [prompt.id for prompt in prompts]
-    if twice := sorted({prompt_id for prompt_id in ids if ids.count(prompt_id) > 1}):
-        raise ValueError(f"{name} has several rows with the id {twice[0]!r}; ids name prompts in results files.")
+    refuse_same_ids(prompts, name)
     return prompts
 
 

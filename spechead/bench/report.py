@@ -7,7 +7,7 @@ import base64
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from .plots import acceptance_by_depth, speed_up_by_batch
+from .plots import acceptance_by_depth, acceptance_by_position, speed_up_by_batch
 from .results import Cell, Load, Results
 from .timing import MEAN, PLAIN
 from .verdict import best, describe, overall, verdicts
@@ -95,6 +95,9 @@ def section(results: Results, index: int, load: Load) -> str:
     png = acceptance_by_depth(groups)
     if png is not None:
         parts.append("<h3>Kept by depth, mean over the groups</h3>" + image(png, "acceptance by depth"))
+    png = acceptance_by_position(groups)
+    if png is not None:
+        parts.append("<h3>Acceptance length by place in the answer</h3>" + image(png, "acceptance length by position"))
     for sample in results.samples:
         if sample.load == index:
             note = f"{sample.method} on {sample.prompt}: marked tokens were drafted, the others are the target's own"

@@ -103,7 +103,7 @@ class Record:
 @strict
 @dataclass
 class Cell:
-    """The figures of one method on one group under one load; `timing.summarise` makes them of the records.
+    """The figures of one method on one group under one load; `figures.summarise` makes them of the records.
 
     Attributes:
         load, group, method: which cell; group "mean" is the mean over the groups.
@@ -113,6 +113,8 @@ class Cell:
             bootstrap interval; no interval from fewer than three prompts of a group.
         seconds_to_first_token, seconds: median over calls; `seconds` is the whole call, end to end.
         acceptance_length, acceptance_rate, acceptance_rate_by_depth: over all steps, as DecodeStats defines them.
+        acceptance_length_by_position: of the steps that began in an answer's first 32 new tokens, the next 32, ...;
+            None where none did, as steps of more tokens leap over such a part.
         drafting, verifying, other: shares of the steps' time.
         identical: share of rows equal to plain's; None when sampling.
         ties, bugs: first differences by verdict.
@@ -131,6 +133,7 @@ class Cell:
     acceptance_length: float | None = None
     acceptance_rate: float | None = None
     acceptance_rate_by_depth: list[float] = field(default_factory=list)
+    acceptance_length_by_position: list[float | None] = field(default_factory=list)
     drafting: float | None = None
     verifying: float | None = None
     other: float | None = None
@@ -156,6 +159,7 @@ class Results:
         loads: the ways of asking.
         source: where the prompts come from.
         prompts: group -> the ids asked, in order.
+        digests: prompt id -> digest of its first turn's token ids (`heads.fingerprint.prompt_digest`).
         template: the chat template's keyword arguments; None without a chat template.
         records: every timed call.
         cells: the figures.
@@ -173,6 +177,7 @@ class Results:
     loads: list[Load]
     source: str
     prompts: dict[str, list[str]]
+    digests: dict[str, str] = field(default_factory=dict)
     template: dict[str, Any] | None = None
     records: list[Record] = field(default_factory=list)
     cells: list[Cell] = field(default_factory=list)
@@ -252,6 +257,10 @@ def load(path: Path) -> Results:
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
             found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
             raise ValueError(f"its schema is {found}, this version reads {SCHEMA}")
+        if "digests" not in raw:
+            raise ValueError(
+                "an earlier version wrote it, without digests of the prompts and acceptance by position; measure again"
+            )
         results = _build(raw)
         results.check()
     except (ValueError, TypeError, StrictDataclassError) as error:

@@ -15,17 +15,18 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..attach import SUPPORT_KEY
-from ..heads.fingerprint import fingerprint
+from ..heads.fingerprint import fingerprint, prompt_digest
 from . import results as results_file
 from .differences import Judge
 from .extras import Peak, Sample
+from .figures import summarise
 from .hardware import describe_hardware, describe_versions
 from .measure import Method, Timed, run_once
 from .memory import PeakMemory
 from .pieces import TextPieces, drafted_flags
 from .prompts import Prompt, encode, select
 from .results import Load, Model, Record, Results
-from .timing import batched, compare, summarise
+from .timing import batched, compare
 
 PerGroup = Callable[[Load], int | None]
 Progress = Callable[[list[Record], dict[str, list[Timed]]], None]
@@ -63,6 +64,7 @@ def begin(
     *,
     source: str,
     command: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
     template: Mapping[str, Any] | None = None,
 ) -> Results:
     """Return the results file of a run in which nothing has been measured yet.
@@ -74,6 +76,7 @@ def begin(
         loads: the ways of asking.
         source: where the prompts come from.
         command: what repeats the run.
+        tokenizer: the target's.
         template: keyword arguments for the chat template.
     """
     groups: dict[str, list[str]] = {}
@@ -89,6 +92,7 @@ def begin(
         loads=list(loads),
         source=source,
         prompts=groups,
+        digests={prompt.id: prompt_digest(encode(tokenizer, prompt.messages, template)) for prompt in prompts},
         template=None if template is None else dict(template),
     )
 

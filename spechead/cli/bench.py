@@ -21,10 +21,16 @@ from .tables import by_group, costs, describe_load, figures, table_console
 
 MethodOption = Annotated[
     list[str] | None,
-    typer.Option(help="Method to compare with plain; repeat it. no_draft: the loop alone. Default: all that can run."),
+    typer.Option(
+        help="Method to compare with plain, or METHOD:TREE (eagle:chain); repeat it. no_draft: the loop alone. "
+        "Default: all that can run; several heads of a kind run side by side."
+    ),
 ]
 PromptsOption = Annotated[
-    str, typer.Option(help="builtin, a JSONL file (Spec-Bench's or of messages), or a datasets source.")
+    list[str] | None,
+    typer.Option(
+        help="builtin (default), a JSONL file (Spec-Bench's or of messages), or a datasets source; repeat it."
+    ),
 ]
 GroupOption = Annotated[list[str] | None, typer.Option(help="Group of prompts to ask; repeat it. Default: all.")]
 PerGroupOption = Annotated[int | None, typer.Option(min=1, help="Prompts of each group; default: all.")]
@@ -58,7 +64,7 @@ def bench(
     method: MethodOption = None,
     head: loading.HeadOption = None,
     draft_model: loading.DraftModelOption = None,
-    prompts: PromptsOption = BUILTIN,
+    prompts: PromptsOption = None,
     group: GroupOption = None,
     per_group: PerGroupOption = None,
     max_new_tokens: loading.MaxNewTokensOption = 128,
@@ -85,7 +91,8 @@ def bench(
     if with_transformers and max(sizes) > 1:
         raise ValueError("--with-transformers needs --batch-size 1: transformers' own speculation refuses batches.")
     loads = [Load(max_new_tokens, size, heat, repeats, seed) for heat in temperature or [0.0] for size in sizes]
-    asked = load_prompts(prompts, group, per_group)
+    sources = prompts or [BUILTIN]
+    asked = load_prompts(sources, group, per_group)
     model, tokenizer = loading.load_target(
         target, console, dtype=dtype, device=device, attention=attention, revision=revision
     )
@@ -104,8 +111,9 @@ def bench(
         comparison.models,
         asked,
         loads,
-        source=prompts if prompts == BUILTIN else Path(prompts).name,
+        source=", ".join(Path(source).name for source in sources),
         command=["spechead", *sys.argv[1:]],
+        tokenizer=tokenizer,
         template=template if tokenizer.chat_template else None,
     )
     what = Run(comparison, asked, tokenizer, judge, peak_memory, batch_prompts)

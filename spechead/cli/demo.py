@@ -14,6 +14,7 @@ from ..bench.run import begin, run
 from ..bench.timing import MEAN, PLAIN, seconds_per_token
 from ..demo_target import REPO_ID
 from . import loading
+from .demo_heads import demo_heads
 from .methods import assemble
 from .tables import by_group, describe_load, figures
 from .text import marked
@@ -36,7 +37,8 @@ def demo(
     console = Console(highlight=False, soft_wrap=True)
     notes = Console(stderr=True)
     model, tokenizer = load_faster(target, console, dtype, device)
-    comparison = assemble(model, tokenizer, name=target, heads=head)
+    heads = demo_heads(notes) if head is None and target == REPO_ID else head
+    comparison = assemble(model, tokenizer, name=target, heads=heads)
     prompts = select([prompt for prompt in builtin_prompts() if prompt.group != "code"], None, per_group)
     prompts += [prompt for prompt in builtin_prompts() if prompt.id == SHOWN]
     load = Load(max_new_tokens)
@@ -50,7 +52,13 @@ def demo(
             shown.update({name: calls[0] for name, calls in outputs.items()})
 
     fresh = begin(
-        comparison.methods, comparison.models, prompts, [load], source="builtin", command=["spechead", "demo"]
+        comparison.methods,
+        comparison.models,
+        prompts,
+        [load],
+        source="builtin",
+        command=["spechead", "demo"],
+        tokenizer=tokenizer,
     )
     results = run(fresh, None, comparison.methods, prompts, tokenizer, progress=report)
     show_text(shown, tokenizer, console)

@@ -1,6 +1,7 @@
 """What the commands share: loading a target, and options that mean the same everywhere."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -63,7 +64,13 @@ def load_target(
     logging.disable_progress_bar()
     place = resolve(name, console)
     kept = None if place != name else revision  # the demo target's directory has no revisions
-    tokenizer = AutoTokenizer.from_pretrained(place, revision=kept)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=kept)
+    except (OSError, ValueError) as error:
+        if Path(place).is_dir():
+            raise
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{name} is no directory here, so it was looked up on the Hub: {error}") from error
     model = AutoModelForCausalLM.from_pretrained(
         place,
         revision=kept,

@@ -1,11 +1,11 @@
 """Tables of figures: results cells as a person reads them."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
 
+from ..bench.figures import mean_by_place
 from ..bench.results import Cell, Load
 from ..bench.timing import MEAN, PLAIN
 
@@ -61,24 +61,43 @@ def costs(cells: Sequence[Cell], peaks: Mapping[str, int]) -> Table:
     """
     table = Table(title="means: time and memory", title_justify="left")
     table.add_column("method", no_wrap=True)
-    for column in ("latency", "first token", "drafting", "verifying", "other", "kept by depth", "peak memory"):
+    for column in (
+        "latency",
+        "first token",
+        "drafting",
+        "verifying",
+        "other",
+        "kept by depth",
+        "length by position",
+        "peak memory",
+    ):
         table.add_column(column, justify="right", overflow="fold")
     for cell in cells:
         if cell.group == MEAN or len({each.group for each in cells}) == 1:
             shares = ["" if part is None else f"{part:.0%}" for part in (cell.drafting, cell.verifying, cell.other)]
-            depths = by_depth([each for each in cells if each.method == cell.method])
+            mine = [each for each in cells if each.method == cell.method]
+            depths, places = by_depth(mine), by_position(mine)
             peak = f"{peaks[cell.method] / 1e6:,.0f} MB" if cell.method in peaks else ""
             latency = "" if cell.seconds is None else f"{cell.seconds:.2f} s"
             first = f"{cell.seconds_to_first_token * 1000:.0f} ms"
-            table.add_row(cell.method, latency, first, *shares, " ".join(f"{rate:.2f}" for rate in depths), peak)
+            lists = (" ".join(map(place, each)) for each in (depths, places))
+            table.add_row(cell.method, latency, first, *shares, *lists, peak)
     return table
 
 
-def by_depth(cells: Sequence[Cell]) -> list[float]:
+def place(figure: float | None) -> str:
+    """Return a figure of a list, a dash where nothing was measured."""
+    return "-" if figure is None else f"{figure:.2f}"
+
+
+def by_depth(cells: Sequence[Cell]) -> list[float | None]:
     """Return one method's acceptance by depth, the mean over the groups that went so deep."""
-    groups = [cell.acceptance_rate_by_depth for cell in cells if cell.group != MEAN]
-    deepest = max((len(rates) for rates in groups), default=0)
-    return [fmean(rates[depth] for rates in groups if depth < len(rates)) for depth in range(deepest)]
+    return mean_by_place([cell.acceptance_rate_by_depth for cell in cells if cell.group != MEAN])
+
+
+def by_position(cells: Sequence[Cell]) -> list[float | None]:
+    """Return one method's acceptance length by place in the answer, the mean over the groups that went so far."""
+    return mean_by_place([cell.acceptance_length_by_position for cell in cells if cell.group != MEAN])
 
 
 def by_group(cells: Sequence[Cell]) -> list[Cell]:

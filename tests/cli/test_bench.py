@@ -1,16 +1,21 @@
 """`spechead bench` and `spechead demo` on a tiny target: what they write, print and refuse."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from transformers import AutoModelForCausalLM
 
 from spechead.bench import results as results_file
 from spechead.bench.differences import Judge
 from spechead.bench.prompts import KINDS
 from spechead.bench.results import Difference, Record
 from spechead.cli import demo as demo_command
+from spechead.cli import demo_heads as demo_heads_module
 from tests.cli.conftest import Run
+from tests.tiny_heads import make_head
 
 FAST = ["--max-new-tokens", "12", "--dtype", "float32"]
 
@@ -213,3 +218,99 @@ def test_an_interrupt_leaves_figures_and_a_page(
     assert "goes on where it stopped" in result.stderr
     assert "verdict:" in result.stdout
     assert "interrupted" in Path("results.html").read_text()
+
+
+@pytest.fixture
+def tiny_heads(target_directory: str, tmp_path: Path) -> list[str]:
+    target = AutoModelForCausalLM.from_pretrained(target_directory)
+    paths = []
+    for number, name in enumerate(("medusa-a", "eagle3-a", "eagle3-b")):
+        kind = "medusa" if name.startswith("medusa") else "eagle3"
+        make_head(kind, target, seed=number + 1).save_pretrained(tmp_path / name)
+        paths.append(str(tmp_path / name))
+    return paths
+
+
+def test_several_heads_of_a_kind_and_trees_run_side_by_side(
+    run: Run, target_directory: str, prompts: str, tiny_heads: list[str]
+) -> None:
+    heads = [part for path in tiny_heads for part in ("--head", path)]
+    methods = [part for name in ("medusa", "eagle", "eagle:chain") for part in ("--method", name)]
+    arguments = ["--prompts", prompts, "--per-group", "1", "--no-peak-memory", *heads, *methods, *FAST]
+    result = run("bench", "--target", target_directory, *arguments)
+    assert result.exit_code == 0, result.output
+    results = results_file.load(Path("results.json"))
+    eagles = ["eagle eagle3-a", "eagle eagle3-b", "eagle chain eagle3-a", "eagle chain eagle3-b"]
+    assert list(results.methods) == ["plain", "medusa", *eagles]
+    assert results.methods["eagle chain eagle3-b"]["speculative"] == {
+        "method": "eagle",
+        "num_draft_tokens": None,
+        "tree": "chain",
+        "head": "eagle3-b",
+    }
+    assert [model.role for model in results.models] == ["target", "head", "head", "head"]
+    for record in results.records:
+        if record.method != "plain":
+            assert record.stats is not None
+            assert record.stats["drafted_tokens"] > 0
+            assert record.differences == []
+    widths = {
+        record.method: record.stats["nodes_fed"] / record.stats["steps"] for record in results.records if record.stats
+    }
+    assert widths["eagle chain eagle3-a"] < widths["eagle eagle3-a"]
+
+
+def test_heads_of_one_name_are_told_apart_by_their_directories(
+    run: Run, target_directory: str, prompts: str, tiny_heads: list[str]
+) -> None:
+    same = [
+        shutil.copytree(path, Path(path).parent / name / "best")
+        for path, name in zip(tiny_heads[1:], "ab", strict=True)
+    ]
+    heads = [part for path in same for part in ("--head", str(path))]
+    arguments = ["--prompts", prompts, "--per-group", "1", "--no-peak-memory", "--method", "eagle", *FAST]
+    result = run("bench", "--target", target_directory, *heads, *arguments)
+    assert result.exit_code == 0, result.output
+    assert list(results_file.load(Path("results.json")).methods) == ["plain", "eagle a/best", "eagle b/best"]
+    twice = run("bench", "--target", target_directory, *heads[:2], *heads[:2], *arguments, "--output", "other.json")
+    assert twice.exit_code == 2
+    assert "a head is given twice" in twice.stderr
+    assert "give each once" in twice.stderr
+
+
+@pytest.mark.parametrize("tree", ["bush", ""])
+def test_a_tree_that_is_no_tree_is_refused(run: Run, target_directory: str, tiny_heads: list[str], tree: str) -> None:
+    result = run("bench", "--target", target_directory, "--head", tiny_heads[1], "--method", f"eagle:{tree}")
+    assert result.exit_code == 2
+    assert "'chain', 'static', 'dynamic'" in result.stderr
+
+
+def test_the_demo_takes_the_clones_heads_and_says_so(
+    tiny_heads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_heads_module, "REPOS", ("nobody/medusa-a", "nobody/missing", "nobody/eagle3-a"))
+    said = Console(record=True, width=200)
+    (tmp_path / "missing").mkdir()
+    shutil.copy(Path(tiny_heads[0]) / "config.json", tmp_path / "missing")  # a clone without its large files
+    assert demo_heads_module.demo_heads(said, tmp_path) == [tiny_heads[0], tiny_heads[1]]
+    text = said.export_text()
+    assert f"nobody/medusa-a: not to be had from the Hub, so from {tmp_path.name}/medusa-a" in text
+    assert "nobody/missing: neither on the Hub nor" in text
+    monkeypatch.setattr(demo_heads_module, "snapshot_download", lambda repo, **_: f"/hub/{repo}")
+    assert demo_heads_module.demo_heads(said, tmp_path) == [f"/hub/{repo}" for repo in demo_heads_module.REPOS]
+    assert "nobody/missing: from the Hub" in said.export_text()
+
+
+def test_prompts_of_several_sources_are_one_run(run: Run, target_directory: str, prompts: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": "z", "group": "more", "messages": [{"role": "user", "content": "w5"}]}\n')
+    sources = ["--prompts", prompts, "--prompts", str(other), "--per-group", "1", "--no-peak-memory"]
+    result = run("bench", "--target", target_directory, *sources, *FAST)
+    assert result.exit_code == 0, result.output
+    results = results_file.load(Path("results.json"))
+    assert results.source == "log.jsonl, other.jsonl"
+    assert results.prompts == {"count": ["a"], "long": ["c"], "more": ["z"]}
+    assert sorted(results.digests) == ["a", "c", "z"]
+    again = run("bench", "--target", target_directory, "--prompts", prompts, "--prompts", prompts)
+    assert again.exit_code == 2
+    assert "several rows have the id 'a'" in again.stderr

@@ -7,9 +7,9 @@ import pytest
 
 from scripts import render_cli_docs, render_readme
 from spechead.bench import results as results_file
+from spechead.bench.figures import summarise
 from spechead.bench.results import Hardware, Load, Model, Record, Results, Versions
 from spechead.bench.run import check_figures
-from spechead.bench.timing import summarise
 
 MARKED = "before\n<!-- results: out/x.json -->\nold 9.99x\n<!-- /results -->\nafter\n"
 

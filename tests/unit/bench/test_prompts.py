@@ -83,7 +83,7 @@ def test_another_file_goes_through_datasets(tmp_path: Path) -> None:
         ('{"text": "x"}', r"row 1 of log cannot be a prompt: neither messages"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', r"row 1 of log cannot be a prompt: no messages"),
         ('{"category": "poems", "turns": ["x"]}', r"category 'poems' is none of writing"),
-        ('{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "a"}', r"several rows with the id 'a'"),
+        ('{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "a"}', r"several rows have the id 'a'"),
         ("\n", r"holds no prompt"),
     ],
 )

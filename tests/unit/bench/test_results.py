@@ -121,3 +121,16 @@ def test_a_run_continues_only_one_like_it() -> None:
     assert run.same_run(replace(run, created="later", command=["x"], records=[], cells=[], complete=True))
     assert not run.same_run(replace(run, loads=[Load(32)]))
     assert not run.same_run(replace(run, methods={"plain": {}}))
+
+
+def test_a_file_without_digests_is_of_an_earlier_version(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({name: value for name, value in asdict(results()).items() if name != "digests"}))
+    with pytest.raises(ValueError, match=r"an earlier version wrote it, without digests .*; measure again"):
+        load(path)
+
+
+def test_a_place_without_steps_reads_back(tmp_path: Path) -> None:
+    whole = results(cells=[replace(results().cells[0], acceptance_length_by_position=[2.0, None])])
+    save(whole, tmp_path / "results.json")
+    assert load(tmp_path / "results.json") == whole

@@ -1,18 +1,23 @@
 """The paired comparison: what is run in which order, what is counted, what the figures are made of."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from spechead import SpeculativeConfig, enable_speculation
 from spechead.bench import measure
 from spechead.bench.differences import Judge, first_difference
+from spechead.bench.figures import interval, mean_by_place, paired_ratios, summarise
 from spechead.bench.measure import Method, cut, pad_left, run_once, twin
+from spechead.bench.plots import acceptance_by_position
 from spechead.bench.prompts import Prompt
 from spechead.bench.results import Difference, Load, Record
-from spechead.bench.timing import MEAN, batched, compare, interval, paired_ratios, summarise
+from spechead.bench.timing import MEAN, batched, compare
+from spechead.cli.tables import costs
 from spechead.mixin import SpeculativeGenerationMixin
 from tests.tiny import fresh_model, table_model
 from tests.tiny_tokenizer import tiny_tokenizer
@@ -77,6 +82,7 @@ class TestRunOnce:
         assert (timed.stats.steps, timed.stats.drafted_tokens, timed.stats.kept_tokens) == (2, 8, 8)
         assert timed.stats.acceptance_length == 5
         assert timed.stats.acceptance_rate == 1
+        assert timed.stats.first_tokens == 5, "its first forward drafts too, so its first step begins at 5"
         assert not target._forward_pre_hooks
 
     def test_transformers_rejected_drafts_lower_the_rate(self) -> None:
@@ -227,18 +233,19 @@ class TestFigures:
         assert cells[MEAN, "a"].ratio == 1.25
 
     def test_acceptance_is_pooled_over_steps_not_averaged_over_calls(self) -> None:
-        def stats(emitted: int, steps: int, tried: list[int], kept: list[int]) -> dict[str, Any]:
+        def stats(emitted: int, steps: int, tried: list[int], kept: list[int], places: list[Any]) -> dict[str, Any]:
             counts = {"emitted_tokens": emitted, "row_steps": steps, "tried_by_depth": tried, "kept_by_depth": kept}
             spans = {"seconds_drafting": 1.0, "seconds_verifying": 2.0, "seconds_other": 1.0}
-            return {**counts, **spans, "lossy": False}
+            return {**counts, **spans, "lossy": False, "by_position": places}
 
-        calls = [stats(10, 2, [2, 2], [2, 1]), stats(8, 8, [8], [0])]
+        calls = [stats(10, 2, [2, 2], [2, 1], [(2, 10)]), stats(8, 8, [8], [0], [[6, 6], [2, 2]])]
         records = [record("plain", "x", 1.0), record("plain", "y", 1.0)]
         records += [record("a", name, 1.0, stats=each, differences=[]) for name, each in zip("xy", calls, strict=True)]
         cell = summarise(records, ["plain", "a"], [Load(10)])[1]
         assert cell.acceptance_length == 1.8
         assert cell.acceptance_rate == 0.25
         assert cell.acceptance_rate_by_depth == [0.2, 0.5]
+        assert cell.acceptance_length_by_position == [2.0, 1.0]  # (10 + 6) / (2 + 6) tokens a step, then 2 / 2
         assert (cell.drafting, cell.verifying, cell.other) == (0.25, 0.5, 0.25)
 
     def test_differences_are_counted_by_verdict(self) -> None:
@@ -279,3 +286,18 @@ class TestDifferences:
         verdict = judge.judge(Difference(0, 5, 30), [4], [5])
         assert verdict.verdict == "bug"
         assert verdict.tolerance > 1e-3
+
+
+def test_a_part_of_an_answer_in_which_no_step_began_has_no_acceptance_length() -> None:
+    model = enable_speculation(table_model([1] * 8))
+    method = Method("prompt_lookup", model, {"speculative": SpeculativeConfig("prompt_lookup", num_draft_tokens=64)})
+    stats = run_once(method, [[1] * 70], Load(150), 0).stats.to_dict()
+    assert stats["by_position"] == [(1, 65), (0, 0), (1, 65), (0, 0), (1, 19)]
+    records = [record("plain", "x", 1.0), record("prompt_lookup", "x", 1.0, stats=stats)]
+    cell = summarise(records, ["plain", "prompt_lookup"], [Load(150)])[1]
+    assert cell.acceptance_length_by_position == [65.0, None, 65.0, None, 19.0]
+    assert mean_by_place([cell.acceptance_length_by_position, [3.0, 2.0]]) == [34.0, 2.0, 65.0, None, 19.0]
+    shown = Console(record=True, width=200)
+    shown.print(costs([replace(cell, group="x")], {}))
+    assert "65.00 - 65.00 - 19.00" in shown.export_text()
+    assert acceptance_by_position([cell]) is not None

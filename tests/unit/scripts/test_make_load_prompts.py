@@ -23,6 +23,19 @@ def test_completion_prompts_are_heads_of_files_that_training_does_not_see(tmp_pa
         assert "def " in text
 
 
+def test_code_prompts_are_completions_and_edits_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "code.jsonl"
+    assert make_load_prompts.main(["--kind", "code", "--count", "10", "--output", str(path)]) == 0
+    prompts = load_prompts(str(path))
+    assert [prompt.id.partition("-")[0] for prompt in prompts] == ["complete", "edit"] * 5
+    assert {prompt.group for prompt in prompts} == {"code"}
+    for prompt in prompts:
+        text = prompt.messages[0]["content"]
+        assert text.startswith("Complete" if prompt.id.startswith("complete") else "Write one short comment")
+        assert text.count("```python") == 1
+        assert prompt.id.partition("-")[2] in HELD_BACK
+
+
 def test_the_same_seed_gives_the_same_noise(tmp_path: Path) -> None:
     texts = []
     for number, seed in enumerate(("1", "1", "2")):
