@@ -53,7 +53,8 @@ class HeadConfig(PreTrainedConfig):
         target_num_layers: n; None while no target is known.
         target_name, target_revision, target_fingerprint: Which target the head was trained for; `load_head` warns
             when another one is given.
-        trained_positions: Positions seen in training; drafting stops there, decoding goes on. None = no limit known.
+        trained_positions: Positions that the head's attention was trained for, in its own training or as the target's
+            layer that it started from; drafting stops there, decoding goes on. None = no limit (Medusa) or none known.
         num_draft_tokens, tree, tree_size, branching: Best measured settings, as in `SpeculativeConfig` (depth;
             "chain", "static", "dynamic" or paths of ranks; nodes kept; children per node); None = the proposer's own.
         tie_word_embeddings: Always False: tying would overwrite a pruned LM head with the full embedding.

@@ -12,10 +12,14 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers.utils import logging
 
 from .convert import detect_layout, to_own, wanted_names
+
+logger = logging.get_logger(__name__)
 
 SAFE_PATTERNS = ["*.json", "*.safetensors"]
 PICKLE_PATTERNS = ["medusa_lm_head.pt", "pytorch_model*.bin"]
@@ -63,7 +67,11 @@ def resolve(
     if path.exists() or text.startswith((".", "~")) or path.is_absolute() or text.count("/") > 1:
         raise ValueError(f"{text} is no directory; give a directory with config.json and weights, or a Hub repo id.")
     patterns = SAFE_PATTERNS + (PICKLE_PATTERNS if allow_pickle else [])
-    return Path(snapshot_download(text, revision=revision, token=token, allow_patterns=patterns, **hub_kwargs))
+    try:
+        return Path(snapshot_download(text, revision=revision, token=token, allow_patterns=patterns, **hub_kwargs))
+    except (OSError, HTTPError, HFValidationError):
+        logger.error("%s is no directory here, so it was looked up on the Hub, which failed:", text)
+        raise
 
 
 def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:

@@ -7,6 +7,7 @@ within rounding.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,15 @@ HASHED = (
 PROMPT_LENGTH, PROBES = 6, 16
 # Largest deviation of a logit, as a share of their spread, that rounding between dtypes and kernels explains.
 TOLERANCE = 0.1
+
+
+def prompt_digest(ids: Sequence[int]) -> str:
+    """Return what tells a prompt from others without showing it: 12 hex digits of BLAKE2b of its token ids.
+
+    Training writes it beside the head for every prompt, `spechead bench` into its results, so that anybody can see
+    that a head was not measured on what it was trained on.
+    """
+    return hashlib.blake2b(" ".join(map(str, ids)).encode(), digest_size=6).hexdigest()
 
 
 def fingerprint(target: PreTrainedModel) -> dict[str, Any]:

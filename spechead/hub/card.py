@@ -158,7 +158,7 @@ def facts(config: HeadConfig, checkpoint: Checkpoint) -> str:
     if isinstance(config, Eagle3Config) and config.draft_vocab_size < config.vocab_size:
         rows.append(["draft vocabulary", f"{config.draft_vocab_size} of the target's {config.vocab_size} ids"])
     if config.trained_positions:
-        rows.append(["trained positions", str(config.trained_positions)])
+        rows.append(["drafts up to position", str(config.trained_positions)])
     shape = {name: getattr(config, name) for name in ("tree", "num_draft_tokens", "tree_size", "branching")}
     best = ", ".join(
         f"{name} {value}" for name, value in shape.items() if value is not None and not isinstance(value, list)
@@ -209,9 +209,7 @@ def limits(config: HeadConfig, results: Results | None) -> list[str]:
         'and use `speculative="auto"` where it must never be slower.',
     ]
     if config.trained_positions:
-        lines.append(
-            f"Trained on {config.trained_positions} positions; beyond them drafting stops and decoding goes on."
-        )
+        lines.append(f"Drafts up to position {config.trained_positions}; beyond it decoding goes on without drafts.")
     if results is not None:
         batches = sorted({load.batch_size for load in results.loads})
         lines.append(f"Measured at batch size {', '.join(map(str, batches))} only.")

@@ -14,7 +14,7 @@ from ..heads.fingerprint import compare_logits, describe_mismatch
 from ..heads.load import load_head
 from .card import RESULTS, method_of, read_results
 from .card_figures import head_methods
-from .provenance import RECIPE_FILE, local_paths, read_recipe
+from .provenance import PROMPTS_FILE, RECIPE_FILE, local_paths, read_recipe, trained_on
 from .target_parts import TargetParts, TargetUnavailable, is_here
 
 WEIGHTS, CERTIFICATE = "model.safetensors", "verify.json"
@@ -59,6 +59,7 @@ def check_head(
         )
     if results is not None:
         check_results(results, head)
+        check_overlap(results, directory)
     paths = local_paths(read_recipe(directory))
     if paths:
         notes.append(f"{RECIPE_FILE} names places on this machine, which will be public: {'; '.join(paths)}.")
@@ -162,10 +163,34 @@ def check_results(results: Results, head: Head) -> None:
             f"{RESULTS} is not of this head: it holds no {config.model_type} head of {size_of(head)} parameters, or "
             f"no method that drafts with one (it has {', '.join(results.methods)})."
         )
+    medusa = method_of(config) == "medusa"
+    alike = [model.name for model in results.models if model.role == "head" and ("medusa" in model.kind) == medusa]
+    if len(alike) > 1:
+        raise ValueError(
+            f"{RESULTS} was measured with {len(alike)} heads that draft by {method_of(config)} ({', '.join(alike)}), "
+            "and the card would show the figures of all as this one's: measure the head alone."
+        )
     if not results.complete:
         raise ValueError(f"{RESULTS} is of a run that was interrupted; run its command again, it goes on.")
     bugs = sum(cell.bugs for cell in results.cells if cell.method in names and not cell.lossy)
     if bugs:
         raise ValueError(
             f"{RESULTS} records {bugs} output(s) that differ from plain's by more than a tie: find that first."
+        )
+
+
+def check_overlap(results: Results, directory: Path) -> None:
+    """Raise ValueError if a head was measured on prompts that it was trained on, or nobody can tell."""
+    asked = {prompt for ids in results.prompts.values() for prompt in ids}
+    nameless = sorted(asked - results.digests.keys())
+    if nameless and (directory / PROMPTS_FILE).is_file():
+        raise ValueError(
+            f"{RESULTS} has no digest of {', '.join(nameless[:5])}, so it cannot be compared with {PROMPTS_FILE}: "
+            "measure again."
+        )
+    both = trained_on(directory, results.digests)
+    if both:
+        raise ValueError(
+            f"{RESULTS} was measured on {len(both)} prompt(s) of {PROMPTS_FILE}, which the head was trained on: "
+            f"{', '.join(both[:5])}. Measure it on others."
         )

@@ -5,12 +5,14 @@ recipes' defaults, so that `--config recipe.yaml` repeats the run.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 RECIPE_FILE = "recipe.yaml"
+PROMPTS_FILE = "training_prompts.txt"  # a digest a line
 HUB_DATASET = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.\[\]%-]+)?")
 LOCAL_FILE = re.compile(r"\.(jsonl?|parquet|csv|txt|yaml)$")
 
@@ -54,3 +56,15 @@ def local_paths(recipe: dict[str, Any]) -> list[str]:
             if isinstance(part, str) and (part.startswith("~") or Path(part).is_absolute()):
                 found.append(f"{name}: {part}")
     return found
+
+
+def trained_on(directory: Path, digests: Mapping[str, str]) -> list[str]:
+    """Return the prompts that a head was trained on, of some that it was measured on.
+
+    Args:
+        directory: the head's.
+        digests: prompt id -> digest, of a results file.
+    """
+    file = directory / PROMPTS_FILE
+    seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
+    return [prompt for prompt, digest in digests.items() if digest in seen]

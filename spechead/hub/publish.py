@@ -18,7 +18,7 @@ from huggingface_hub.utils import validate_repo_id
 from .card import CARD, RESULTS, render_card
 from .checks import WEIGHTS, check_head
 from .hub_errors import FAILURES, PublishError, explain
-from .provenance import RECIPE_FILE
+from .provenance import PROMPTS_FILE, RECIPE_FILE
 from .remote_state import Difference, RemoteFiles, files_of, lines_of, same
 
 CODE = Path(__file__).with_name("custom_generate")
@@ -123,7 +123,9 @@ def write_folder(directory: Path, card: str, repo_id: str, folder: Path) -> Path
         ValueError: If the folder holds files that are not part of a published head.
     """
     code = {f"custom_generate/{file.name}": file for file in sorted(CODE.glob("*")) if file.suffix in (".py", ".txt")}
-    plain = [name for name in ("config.json", WEIGHTS, RESULTS, RECIPE_FILE) if (directory / name).is_file()]
+    plain = [
+        name for name in ("config.json", WEIGHTS, RESULTS, RECIPE_FILE, PROMPTS_FILE) if (directory / name).is_file()
+    ]
     allowed = {CARD, *plain, *code}
     strangers = sorted(set(files_of(folder)) - allowed) if folder.is_dir() else []
     if strangers:

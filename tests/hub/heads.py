@@ -24,6 +24,7 @@ FILES = {
     "model.safetensors",
     "recipe.yaml",
     "results.json",
+    "training_prompts.txt",
 }
 
 
@@ -80,6 +81,7 @@ def results_for(head: Any, **changes: Any) -> Results:
         "loads": [Load(128)],
         "source": "builtin",
         "prompts": {"chat": ["a", "b"], "maths": ["c", "d"]},
+        "digests": {"a": "00000000000a", "b": "00000000000b", "c": "00000000000c", "d": "00000000000d"},
         "cells": cells(method),
         "complete": True,
     }
@@ -114,6 +116,7 @@ def head_directory(directory: Path, kind: str = "eagle3", target: Any = None, **
     save(results_for(head), directory / "results.json")
     recipe = "data:\n- org/answers:train\n- more.jsonl\nlearning_rate: 0.002\ntarget: org/tiny-target\n"
     (directory / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    (directory / "training_prompts.txt").write_text("0123456789ab\nba9876543210\n", encoding="utf-8")
     prove(head, directory)
     return directory
 

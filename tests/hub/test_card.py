@@ -10,11 +10,13 @@ import yaml
 
 from spechead.bench import results as results_file
 from spechead.hub.card import check_card, render_card, repo_of
+from spechead.hub.provenance import trained_on
 from tests.hub.heads import TARGET, head_directory
 
 REPO = "user/tiny-eagle3"
 MODEL_CARDS = Path(__file__).resolve().parents[2] / "model_cards"
-PUBLISHED = {"README.md", "config.json", "model.safetensors", "results.json", "recipe.yaml"}
+PUBLISHED = {"README.md", "config.json", "model.safetensors", "results.json", "recipe.yaml", "training_prompts.txt"}
+RESULTS = sorted((Path(__file__).resolve().parents[2] / "docs" / "results").glob("*.json"))
 
 
 @pytest.fixture
@@ -139,3 +141,15 @@ def test_a_shipped_card_is_what_its_files_render_to(directory):
     assert {file.name for file in directory.iterdir()} == PUBLISHED
     assert check_card(directory) == []
     assert json.loads((directory / "config.json").read_text())["target_name"]
+
+
+@pytest.mark.parametrize("directory", shipped(), ids=lambda path: path.name)
+def test_no_shipped_head_was_trained_on_what_anything_was_measured_on(directory):
+    assert len((directory / "training_prompts.txt").read_text().split()) > 1000
+    measured = 0
+    for file in [directory / "results.json", *RESULTS]:
+        digests = json.loads(file.read_text()).get("digests")
+        if digests:  # a results file; the others hold no prompts
+            assert trained_on(directory, digests) == [], file.name
+            measured += len(digests)
+    assert measured > 0

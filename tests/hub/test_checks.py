@@ -161,3 +161,33 @@ def test_the_licence_of_an_earlier_card_is_kept(hub, head):
     folder = Path(snapshot_download(REPO))
     (head / "README.md").write_bytes((folder / "README.md").read_bytes())
     assert publish(REPO, head).difference.empty
+
+
+def test_a_head_measured_on_prompts_it_was_trained_on_is_refused(hub, head):
+    measured = results_for(load_head(head))
+    results_file.save(replace(measured, digests={**measured.digests, "b": "0123456789ab"}), head / "results.json")
+    with pytest.raises(ValueError, match=r"1 prompt\(s\) of training_prompts.txt, which the head was trained on: b\."):
+        send(head)
+    (head / "training_prompts.txt").unlink()  # a head from elsewhere says nothing of its training
+    assert send(head).commit
+
+
+def test_prompts_that_cannot_be_compared_with_those_of_training_are_refused(hub, head):
+    measured = results_for(load_head(head))
+    results_file.save(replace(measured, digests={"a": "00000000000a", "b": "00000000000b"}), head / "results.json")
+    with pytest.raises(ValueError, match=r"has no digest of c, d, so it cannot be compared .*: measure again"):
+        send(head)
+    assert hub.requests == []
+
+
+def test_figures_of_two_heads_that_draft_alike_are_not_one_heads(hub, head):
+    ours = load_head(head)
+    target, mine = results_for(ours).models
+    other = Model("other", "head", "spechead-eagle", 17, "float32")
+    results_file.save(results_for(ours, models=[target, mine, other]), head / "results.json")
+    with pytest.raises(ValueError, match=r"2 heads that draft by eagle \(head, other\).*: measure the head alone"):
+        send(head)
+    assert hub.requests == []
+    medusa = replace(other, kind="spechead-medusa")
+    results_file.save(results_for(ours, models=[target, mine, medusa]), head / "results.json")
+    assert send(head).commit
