@@ -7,6 +7,7 @@ finds a planted fault, so that no rule can pass by looking at nothing.
 import ast
 import inspect
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -279,3 +280,17 @@ INNOCENT: list[tuple[str, Sources]] = [
 @pytest.mark.parametrize(("rule", "sources"), INNOCENT)
 def test_what_is_allowed_passes(rule: str, sources: Sources) -> None:
     assert RULES[rule][0](sources) == []
+
+
+def links(listing: str) -> list[str]:
+    """Symbolic links of `git ls-files -s`: they lead out of a clone, or copy a file."""
+    return [f"{line.split(maxsplit=3)[3]}: a link" for line in listing.splitlines() if line.startswith("120000 ")]
+
+
+def test_no_link_is_kept() -> None:
+    assert links("120000 9ab962b 0\tdata.jsonl\n100644 9ab962c 0\tREADME.md") == ["data.jsonl: a link"]
+    listed = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    assert "README.md" in listed.stdout
+    assert links(listed.stdout) == []

@@ -20,6 +20,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..attach import Speculation
+from ..mixin import enable_speculation
 from .generations import Answer, Question, batch_seed
 
 logger = logging.get_logger(__name__)
@@ -37,6 +39,10 @@ class LocalBackend:
         end_ids: token ids that end an answer.
         new_tokens: at most so many.
         seed: the run's seed.
+        speculative: a way of drafting that needs no head, or None; the answers' law is the same.
+
+    Raises:
+        ValueError: if that way needs a head or a draft.
     """
 
     def __init__(
@@ -46,7 +52,11 @@ class LocalBackend:
         end_ids: Sequence[int],
         new_tokens: int,
         seed: int,
+        speculative: str | None = None,
     ):
+        if speculative is not None:
+            Speculation.of(enable_speculation(target)).proposer(speculative)
+        self.arguments = {} if speculative is None else {"speculative": speculative}
         self.target, self.end_ids, self.new_tokens, self.seed = target, list(end_ids), new_tokens, seed
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end_ids[0]
 
@@ -73,6 +83,7 @@ class LocalBackend:
             eos_token_id=self.end_ids,
             pad_token_id=self.pad_id,
             **sampling,
+            **self.arguments,
         )
         return [self._cut(row, seed) for row in output[:, width:].tolist()]
 

@@ -16,7 +16,7 @@ BUCKET = 16  # rows whose lengths round up to the same multiple of this may meet
 
 
 class LengthBatches(Sampler[list[int]]):
-    """Yields lists of row numbers whose padded size stays within `tokens_per_batch`."""
+    """Yields lists of at most `rows_per_batch` row numbers whose padded size stays within `tokens_per_batch`."""
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class LengthBatches(Sampler[list[int]]):
         shuffle: bool = True,
         rank: int = 0,
         world_size: int = 1,
+        rows_per_batch: int | None = None,
     ):
         """Prepare the order of epoch 0.
 
@@ -38,6 +39,7 @@ class LengthBatches(Sampler[list[int]]):
             shuffle: False keeps rows sorted by length (evaluation).
             rank: this process; it gets every `world_size`-th batch.
             world_size: number of processes; divides `multiple`.
+            rows_per_batch: rows a batch may hold; None is any number.
 
         Raises:
             ValueError: if a row is longer than a batch may be, or `multiple` would give ranks unequal numbers of
@@ -54,6 +56,7 @@ class LengthBatches(Sampler[list[int]]):
         self.bucketed = np.minimum(-(-self.lengths // BUCKET) * BUCKET, tokens_per_batch)
         self.seed, self.multiple, self.shuffle = seed, multiple, shuffle
         self.rank, self.world_size = rank, world_size
+        self.rows_per_batch = len(self.lengths) if rows_per_batch is None else rows_per_batch
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
@@ -72,7 +75,9 @@ class LengthBatches(Sampler[list[int]]):
         ordered = np.sort(self.bucketed)
         cuts, start = [], 0
         for stop in range(1, len(ordered) + 1):
-            if stop == len(ordered) or ordered[stop] * (stop + 1 - start) > self.tokens_per_batch:
+            rows = stop + 1 - start
+            full = rows > self.rows_per_batch
+            if stop == len(ordered) or full or ordered[stop] * rows > self.tokens_per_batch:
                 cuts.append((start, stop))
                 start = stop
         return cuts

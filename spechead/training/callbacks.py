@@ -14,6 +14,8 @@ from torch import distributed
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from .objective import Objective
+
 logger = logging.get_logger(__name__)
 
 LOG_FILE, CURVE_FILE = "log.jsonl", "loss_curve.png"
@@ -55,6 +57,23 @@ class StopOnSignal(TrainerCallback):
         if self._previous is not None:
             signal.signal(signal.SIGTERM, self._previous)
             self._previous = None
+
+
+class FirstDepthFirst(TrainerCallback):
+    """Trains the first depth alone for the first `share` of the steps; a resumed run is where it would have been.
+
+    A depth costs a forward of the head, and all depths rest on the first: most of what a head learns it learns there.
+    """
+
+    def __init__(self, objective: Objective, share: float):
+        self.objective, self.share = objective, share
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Set the depths of the step."""
+        first = state.global_step < self.share * state.max_steps
+        self.objective.trained_depths = 1 if first else self.objective.depths
 
 
 class CurveAndLog(TrainerCallback):

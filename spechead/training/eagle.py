@@ -151,7 +151,8 @@ class Eagle3Objective(Objective):
             `loss` [] (sum), `entries` [], `loss_by_depth`, `correct`, `tried` [J]; `correct` means nothing while
             gradients are on (the argmax over the vocabulary is saved then).
         """
-        gathered = gather_entries(chains(supervised, self.depths))
+        depths = self.active_depths
+        gathered, decay = gather_entries(chains(supervised, depths)), self.decay[:depths]
         features = states[:, :-2, :-1].flatten(2)
         outputs = unroll(self.head, input_ids[:, 1:-1], features, gathered)
         normed = outputs if self.head.config.norm_output else self.head.norm(outputs)
@@ -168,14 +169,14 @@ class Eagle3Objective(Objective):
             weight,
             gathered.take(states[:, 1:-1, -1])[real],
             gathered.take(mass[:, 1:-1])[real],
-            reached * self.decay,
+            reached * decay,
             law,
         )
         correct = (guess == wanted[:, None]) & reached
         return {
             "loss": loss,
             "entries": real.sum(),
-            "loss_by_depth": by_depth / self.decay,
+            "loss_by_depth": by_depth / decay,
             "correct": correct.sum(0),
             "tried": reached.sum(0),
         }

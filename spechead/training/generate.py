@@ -59,6 +59,10 @@ class BackendArguments:
 
     rows_per_batch: int = field(default=32, metadata={"help": "Rows generated together."})
     tokens_per_batch: int = field(default=65536, metadata={"help": "Padded tokens of a batch, new ones included."})
+    speculative: str | None = field(
+        default=None,
+        metadata={"help": "prompt_lookup or auto, for few rows of long prompts: the same law, faster; none = plain."},
+    )
     endpoint: str | None = field(
         default=None, metadata={"help": "Base url of an OpenAI-compatible server; none = local."}
     )
@@ -68,6 +72,13 @@ class BackendArguments:
     endpoint_key: str = field(default="OPENAI_API_KEY", metadata={"help": "Environment variable with the key."})
     concurrency: int = field(default=32, metadata={"help": "Requests under way at once."})
     retries: int = field(default=5, metadata={"help": "Further attempts after a failed request."})
+
+    def __post_init__(self) -> None:
+        if self.speculative is not None and self.endpoint is not None:
+            raise ValueError(
+                f"speculative={self.speculative!r} is for the local target, and endpoint={self.endpoint!r} answers "
+                "with what it was started with; leave one out."
+            )
 
 
 def generate_data(argv: Sequence[str] | None = None) -> list[str]:
@@ -128,7 +139,8 @@ def make_backend(
         )
         return backend, None
     target = load_target(asked, device)
-    return LocalBackend(target, tokenizer, ends, asked.max_new_tokens, asked.seed), fingerprint(target)
+    print_of_target = fingerprint(target)
+    return LocalBackend(target, tokenizer, ends, asked.max_new_tokens, asked.seed, how.speculative), print_of_target
 
 
 def provenance(asked: GenerateArguments, how: BackendArguments, tokenizer: Any, prints: Any) -> dict[str, Any]:
@@ -139,6 +151,7 @@ def provenance(asked: GenerateArguments, how: BackendArguments, tokenizer: Any, 
         "target_fingerprint": prints,
         "dtype": asked.dtype,
         "backend": how.endpoint or "transformers",
+        **({} if how.speculative is None else {"speculative": how.speculative}),
         "data": asked.data,
         "limit": asked.limit,
         "template": hash_of(tokenizer.chat_template),

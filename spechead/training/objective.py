@@ -13,7 +13,7 @@ class Objective(nn.Module):
 
     Args:
         head: the head to train; nothing else of an objective has parameters or is saved.
-        depths: J, predictions trained for each entry.
+        depths: J, predictions trained for each entry; `trained_depths` may hold them lower for a while.
         decay: weight of a depth against the one before.
     """
 
@@ -23,7 +23,13 @@ class Objective(nn.Module):
     def __init__(self, head: Head, depths: int, decay: float):
         super().__init__()
         self.head, self.depths = head, depths
+        self.trained_depths = depths
         self.register_buffer("decay", decay ** torch.arange(depths), persistent=False)
+
+    @property
+    def active_depths(self) -> int:
+        """Predictions made now: all of them when evaluating."""
+        return self.trained_depths if self.training else self.depths
 
     @property
     def taps(self) -> tuple[int, ...]:

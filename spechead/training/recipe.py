@@ -65,6 +65,9 @@ class RunArguments:
     """How a run behaves."""
 
     tokens_per_batch: int = field(default=4096, metadata={"help": "Padded tokens of a micro-batch."})
+    rows_per_batch: int | None = field(
+        default=None, metadata={"help": "Rows of a micro-batch at most: small batches learn more from few tokens."}
+    )
     resume: bool = field(
         default=True, metadata={"help": "Go on from the last checkpoint in output_dir, if there is one."}
     )
@@ -74,6 +77,10 @@ class RunArguments:
         default=16, metadata={"help": "Held-out prompts decoded with the head at each evaluation; 0 = none."}
     )
     acceptance_new_tokens: int = field(default=64, metadata={"help": "New tokens of each of them."})
+
+    def __post_init__(self) -> None:
+        if self.rows_per_batch is not None and self.rows_per_batch < 1:
+            raise ValueError(f"rows_per_batch={self.rows_per_batch} holds no row; give at least 1, or leave it out.")
 
 
 @dataclass
@@ -89,6 +96,10 @@ class EagleArguments:
         default=None, metadata={"help": "Most frequent answer tokens kept; none = all."}
     )
     depths: int = field(default=5, metadata={"help": "Steps of the training-time test (EAGLE-3)."})
+    first_depth_share: float = field(
+        default=0.0,
+        metadata={"help": "Share of the steps, the first ones, that train the first depth alone (EAGLE-3)."},
+    )
     decay: float = field(default=0.8, metadata={"help": "Weight of a depth against the one before (EAGLE-3)."})
     softmax_rows: int | None = field(
         default=None,
@@ -103,6 +114,13 @@ class EagleArguments:
             raise ValueError(f"method={self.method!r} is unknown; give eagle3, or eagle for EAGLE-1/2.")
         if self.depths < 1:
             raise ValueError(f"depths={self.depths} trains nothing; give at least 1.")
+        if not 0.0 <= self.first_depth_share < 1.0:
+            raise ValueError(f"first_depth_share={self.first_depth_share} must be at least 0 and below 1.")
+        if self.first_depth_share and self.method != "eagle3":
+            raise ValueError(
+                f"first_depth_share={self.first_depth_share} means nothing to method={self.method!r}, which trains "
+                "one depth; leave it out."
+            )
 
 
 @dataclass

@@ -26,7 +26,7 @@ from ..heads.load import load_head
 from ..heads.medusa import MedusaHeads
 from .acceptance import METRIC as ACCEPTANCE
 from .acceptance import MeasureAcceptance
-from .callbacks import CurveAndLog, StopOnSignal
+from .callbacks import CurveAndLog, FirstDepthFirst, StopOnSignal
 from .dataset import RowDataset
 from .dry_run import dry_run
 from .eagle import Eagle3Objective, EagleObjective
@@ -45,14 +45,14 @@ from .recipe import (
     save_recipe,
 )
 from .rows import Rows, hash_of
-from .selection import draft_vocabulary
+from .selection import draft_vocabulary, prompt_digests
 from .sources import Sources, load_config, load_rows, load_tokenizer, open_sources
 from .start import start_from_target
 from .trainer import WEIGHTS, HeadTrainer
 
 logger = logging.get_logger(__name__)
 
-RECIPE_FILE, SUMMARY_FILE = "recipe.yaml", "training.json"
+RECIPE_FILE, SUMMARY_FILE, PROMPTS_FILE = "recipe.yaml", "training.json", "training_prompts.txt"
 METHODS = {Eagle3Head: "eagle", EagleHead: "eagle", MedusaHeads: "medusa"}
 
 
@@ -208,6 +208,9 @@ class Run:
         """Return the trainer with its callbacks."""
         stop = StopOnSignal()
         callbacks: list[TrainerCallback] = [stop, CurveAndLog(self.output)]
+        share = getattr(self.method, "first_depth_share", 0.0)
+        if share:
+            callbacks.append(FirstDepthFirst(objective, share))
         best = "eval_expected_length"
         if self.run.acceptance_prompts > 0:
             target = sources.target if self.training.process_index == 0 else None
@@ -218,7 +221,14 @@ class Run:
         if self.training.metric_for_best_model == "auto":
             self.training.metric_for_best_model, self.training.greater_is_better = best, True
         trainer = HeadTrainer(
-            objective, self.training, train, held_out, sources.features, self.run.tokens_per_batch, callbacks
+            objective,
+            self.training,
+            train,
+            held_out,
+            sources.features,
+            self.run.tokens_per_batch,
+            self.run.rows_per_batch,
+            callbacks,
         )
         return trainer, stop
 
@@ -245,7 +255,9 @@ class Run:
         head.config.target_name = self.data.target
         head.config.target_revision = self.data.target_revision
         head.config.target_fingerprint = sources.fingerprint
-        head.config.trained_positions = max(trainer.train_dataset.lengths)
+        longest = max(trainer.train_dataset.lengths)
+        started = head.config.trained_positions or 0  # as far as the layer it started from
+        head.config.trained_positions = None if isinstance(head, MedusaHeads) else max(longest, started)
         head.to(getattr(torch, self.data.dtype)).save_pretrained(self.output)
         written = load_head(self.output).state_dict()
         different = [
@@ -270,6 +282,7 @@ class Run:
             "python": platform.python_version(),
         }
         (self.output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1))
+        (self.output / PROMPTS_FILE).write_text("".join(f"{digest}\n" for digest in prompt_digests(rows)))
         name = METHODS[type(head)]
         lines = [
             f"Head: {self.output} (best {best['metric']}: {best['value']}, step {trainer.state.best_global_step})",

@@ -1,4 +1,4 @@
-"""What is taken from the rows: the draft vocabulary, by counts of their answers, and the rows held out."""
+"""What is taken from the rows: the draft vocabulary (by counts of answers), the rows held out, digests of prompts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 
 import numpy as np
 
+from ..heads.fingerprint import prompt_digest
+from .batch import RowTable
 from .rows import COUNTS_FILE, Rows
 
 
@@ -52,3 +54,12 @@ def split_rows(rows: Rows, share: float, seed: int = 0) -> tuple[list[int], list
             "both need some."
         )
     return train, held_out
+
+
+def prompt_digests(rows: RowTable) -> list[str]:
+    """Return the digests of all rows' prompts, held-out ones included: they choose the head."""
+    found = set()
+    for number in range(len(rows)):
+        row = rows[number]
+        found.add(prompt_digest(row["input_ids"][: row["spans"][0][0]]))
+    return sorted(found)

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..heads.layer import DraftLayerHead
+from ..heads.sizes import text_config
 
 
 @torch.no_grad()
@@ -25,8 +26,11 @@ def start_from_target(head: DraftLayerHead, target: PreTrainedModel) -> None:
         head: a fresh EAGLE head.
         target: its target.
     """
-    head.init_from_target(target)
+    copied = head.init_from_target(target)
     weight = head.fc.weight  # [H, inputs]
+    # Attention that is the target's was trained as far as that: distances are what it has to tell apart.
+    if {f"layers.0.self_attn.{name}_proj.weight" for name in "qk"} <= set(copied):
+        head.config.trained_positions = getattr(text_config(target.config), "max_position_embeddings", None)
     width = head.config.target_hidden_size
     if weight.shape[0] == width:
         weight.zero_()

@@ -41,6 +41,7 @@ class HeadTrainer(Trainer):
         eval_dataset: held-out rows.
         features: where the target's hidden states come from.
         tokens_per_batch: padded tokens of a micro-batch.
+        rows_per_batch: rows of a micro-batch at most; None is any number. Evaluation keeps to the tokens alone.
         callbacks: further callbacks.
     """
 
@@ -55,12 +56,13 @@ class HeadTrainer(Trainer):
         eval_dataset: RowDataset,
         features: Features,
         tokens_per_batch: int,
+        rows_per_batch: int | None = None,
         callbacks: list[Any] | None = None,
     ):
         super().__init__(
             model=objective, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks
         )
-        self.features, self.tokens_per_batch = features, tokens_per_batch
+        self.features, self.tokens_per_batch, self.rows_per_batch = features, tokens_per_batch, rows_per_batch
         self._batches: LengthBatches
         self._said_first = False
         only_head = {id(parameter) for parameter in objective.head.parameters()}
@@ -80,6 +82,7 @@ class HeadTrainer(Trainer):
             multiple=world * self.args.gradient_accumulation_steps,
             rank=self.args.process_index,
             world_size=world,
+            rows_per_batch=self.rows_per_batch,
         )
         return self._loader(self.train_dataset, self._batches)
 

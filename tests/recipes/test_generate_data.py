@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from spechead import mixin
 from spechead.training import generate
 from spechead.training.backends import EndpointBackend, LocalBackend
 from spechead.training.generate import generate_data
@@ -59,6 +60,33 @@ def test_every_turn_is_answered_on_the_targets_own_history(settings, flags, tiny
         ended = record["response_ids"][-1] == tokenizer.eos_token_id
         assert ended == (record["finish"] == "stop")
         assert tokenizer.eos_token_id not in record["response_ids"][:-1]
+
+
+def test_speculation_gives_the_greedy_answers_of_plain_generation(settings, flags, tiny, tmp_path, monkeypatch):
+    generate_data(flags(settings | {"output_dir": str(tmp_path / "plain")}))
+    drafted_tokens, decode = [], mixin.speculative_decode
+
+    def watched(context):
+        decode(context)
+        drafted_tokens.append(context.stats.drafted_tokens)
+
+    monkeypatch.setattr(mixin, "speculative_decode", watched)
+    faster = settings | {"speculative": "prompt_lookup", "rows_per_batch": "2"}
+    generate_data(flags(faster | {"output_dir": str(tmp_path / "faster")}))
+    plain, drafted = (
+        {(record["id"], record["turn"]): record for record in records(tmp_path / name) if record["temperature"] == 0}
+        for name in ("plain", "faster")
+    )
+    assert sum(drafted_tokens) > 0
+    assert json.loads((tmp_path / "faster" / "provenance.json").read_text())["speculative"] == "prompt_lookup"
+    first = [key for key in plain if key[1] == 0]
+    assert len(first) > 5
+    assert [drafted[key]["response_ids"] for key in first] == [plain[key]["response_ids"] for key in first]
+    remote = faster | {"endpoint": "http://localhost:1/v1", "output_dir": str(tmp_path / "remote")}
+    with pytest.raises(ValueError, match=r"speculative='prompt_lookup' is for the local target"):
+        generate_data(flags(remote))
+    with pytest.raises(ValueError, match="needs a head"):
+        generate_data(flags(settings | {"speculative": "medusa", "output_dir": str(tmp_path / "none")}))
 
 
 def test_a_killed_run_goes_on_without_losing_or_repeating_an_answer(settings, flags, tmp_path, monkeypatch):

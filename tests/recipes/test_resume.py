@@ -70,6 +70,29 @@ def test_killed_and_resumed_equals_straight(settings, flags, tmp_path, monkeypat
     assert len(first[1]) == STEPS
 
 
+def test_a_run_resumed_between_the_depths_equals_a_straight_one(settings, flags, tmp_path, monkeypatch):
+    eagle3 = settings | {"method": "eagle3", "depths": "3", "first_depth_share": "0.6"}  # steps 1 to 5 of 8
+    straight = train_eagle(flags(eagle3 | {"output_dir": str(tmp_path / "straight")})).head
+    trained, plain = [], HeadTrainer.training_step
+
+    def dying(self, model, *args, **kwargs):
+        trained.append(model.trained_depths)
+        if len(trained) == 14:  # in step 7; the last checkpoint is step 6's
+            raise KeyboardInterrupt
+        return plain(self, model, *args, **kwargs)
+
+    monkeypatch.setattr(HeadTrainer, "training_step", dying)
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle(flags(eagle3 | {"output_dir": str(tmp_path / "killed")}))
+    assert trained == [1] * 10 + [3] * 4
+    trained.clear()
+    resumed = train_eagle(flags(eagle3 | {"output_dir": str(tmp_path / "killed")})).head
+    assert trained == [3] * 4
+    first, second = weights_and_losses(straight), weights_and_losses(resumed)
+    assert all(torch.equal(first[0][name], second[0][name]) for name in first[0])
+    assert first[1] == second[1]
+
+
 def test_sigterm_saves_and_stops_and_the_same_command_goes_on(settings, flags, tmp_path, monkeypatch):
     straight = train_eagle(flags(settings | {"output_dir": str(tmp_path / "straight")})).head
     seen = []

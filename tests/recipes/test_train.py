@@ -4,13 +4,16 @@ refusals."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spechead import enable_speculation
+from spechead.bench.prompts import encode
+from spechead.heads.fingerprint import prompt_digest
 from spechead.heads.load import load_head
 from spechead.training import acceptance, run
 from spechead.training.run import train_eagle, train_medusa
@@ -47,6 +50,26 @@ def test_a_trained_head_drafts_for_its_target(settings, flags, tiny):
     )
     assert torch.equal(drafted.sequences, plain)
     assert drafted.stats.drafted_tokens > 0
+    digests = (outcome.head / "training_prompts.txt").read_text().split()
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    asked = [json.loads(line)["messages"][:1] for line in Path(settings["data"][0]).read_text().splitlines()]
+    benched = {prompt_digest(encode(tokenizer, messages)) for messages in asked}
+    assert set(digests) == benched
+
+
+def test_a_head_drafts_as_far_as_what_it_started_from_was_trained(settings, flags, tiny, tmp_path):
+    reach = AutoModelForCausalLM.from_pretrained(tiny).config.max_position_embeddings
+
+    def trained(train, **changes):
+        directory = tmp_path / str(len(list(tmp_path.iterdir())))
+        return load_head(train(flags(settings | changes | {"output_dir": str(directory)})).head).config
+
+    eagle = trained(train_eagle)
+    assert eagle.trained_positions == reach
+    assert 20 < trained(train_eagle, init_from_target="false").trained_positions < reach, "its longest row"
+    assert trained(train_eagle, init_from_target="false", max_length="40").trained_positions == 40
+    medusa = {name: value for name, value in settings.items() if name not in ("method", "depths", "draft_vocab_size")}
+    assert load_head(train_medusa(flags(medusa)).head).config.trained_positions is None
 
 
 def test_features_from_a_store_give_the_losses_of_online_ones(settings, flags, tmp_path):

@@ -27,6 +27,15 @@ def test_every_row_once_within_the_budget_in_another_order_each_epoch():
     assert list(again) == orders[2]
 
 
+def test_a_batch_holds_no_more_rows_than_it_may():
+    for rows in (1, 2, 3):
+        made = list(LengthBatches(LENGTHS, 64, seed=1, rows_per_batch=rows))
+        assert sorted(row for batch in made for row in batch) == list(range(len(LENGTHS)))
+        assert max(map(len, made)) == rows
+        assert all(max(LENGTHS[row] for row in batch) * len(batch) <= 64 for batch in made)
+    assert max(map(len, LengthBatches(LENGTHS, 64, seed=1))) > 3
+
+
 def test_processes_share_the_same_global_batches_and_get_equally_many():
     alone = LengthBatches(LENGTHS, 64, seed=1, multiple=6)
     shared = [LengthBatches(LENGTHS, 64, seed=1, multiple=6, rank=rank, world_size=2) for rank in range(2)]

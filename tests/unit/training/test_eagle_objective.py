@@ -139,6 +139,18 @@ def test_one_sequence_is_learned_and_then_drafted(target, ends, eagle3, rows):
         assert guesses.tolist() == eagle3.draft_to_target[kept].tolist()
 
 
+def test_fewer_depths_are_trained_for_a_while_and_all_are_evaluated(target, ends, eagle3, rows):
+    objective = Eagle3Objective(eagle3, ends, 3)
+    batch = batch_of(rows, target, ends, objective.taps)
+    whole = objective(**batch)["loss_by_depth"]
+    objective.trained_depths = 1
+    outputs = objective(**batch)
+    torch.testing.assert_close(outputs["loss_by_depth"], whole[:1])
+    torch.testing.assert_close(outputs["loss"], whole[0])
+    with torch.no_grad():
+        torch.testing.assert_close(objective.eval()(**batch)["loss_by_depth"], whole)
+
+
 def test_eagle1_reads_noisy_features_only_in_training(target, ends, eagle, rows):
     objective = EagleObjective(eagle, ends, noise=0.5)
     batch = batch_of(rows, target, ends, objective.taps)

@@ -87,3 +87,9 @@ def test_a_saved_recipe_repeats_the_arguments(config, tmp_path):
 def test_no_class_has_more_than_a_dozen_fields_of_its_own():
     for cls in (DataArguments, RunArguments, EagleArguments, MedusaArguments):
         assert len(cls.__dataclass_fields__) <= 12
+
+
+def test_the_first_depths_share_is_eagle3s(config):
+    config.write_text(config.read_text() + "method: eagle\nfirst_depth_share: 0.5\n")
+    with pytest.raises(ValueError, match=r"first_depth_share=0.5 means nothing to method='eagle'"):
+        parse(CLASSES, ["--config", str(config)])
