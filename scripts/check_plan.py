@@ -26,6 +26,7 @@ from spechead.bench.plan import Draft, Plan, Workload, draft_model, eagle, looku
 from spechead.bench.results import Load
 from spechead.cli import loading
 from spechead.cli.methods import available
+from spechead.demo_target import REPO_ID
 from spechead.heads.medusa import MedusaHeads
 
 SHARE, BYTES = 0.10, 50_000_000
@@ -120,7 +121,7 @@ def show(found: list[Compared], console: Console) -> None:
 
 
 def main(
-    target: loading.TargetOption = loading.REPO_ID,
+    target: loading.TargetOption = REPO_ID,
     head: loading.HeadOption = None,
     draft: Annotated[str | None, typer.Option("--draft-model", help="Draft model.")] = None,
     batch_size: Annotated[list[int] | None, typer.Option(help="Batch sizes; default 1 and 8.")] = None,

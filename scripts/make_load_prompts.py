@@ -35,8 +35,6 @@ MODULES = (
 LINES = 48  # of a file that an editor has shown before the cursor
 WORDS, LETTERS = 120, 6
 REQUEST = "Complete this file. Repeat the last function from its first line and go on to the end of it.\n\n```python\n"
-
-
 EDIT = "Write one short comment above every function of this code, change nothing else, and print it.\n\n```python\n"
 
 

@@ -89,6 +89,11 @@ def fetch_demo_target(console: Console | None = None) -> Path:
     return final
 
 
+def resolve_target(name: str, console: Console | None = None) -> str:
+    """Return where a target is loaded from: the demo target's directory, fetched if need be, or the name itself."""
+    return str(fetch_demo_target(console)) if name == REPO_ID else name
+
+
 @contextlib.contextmanager
 def _staging(parent: Path) -> Iterator[Path]:
     """A hidden directory on the same file system as the result; gone afterwards, also after an interrupt."""

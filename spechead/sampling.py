@@ -194,7 +194,7 @@ def best_tokens(scores: Tensor) -> Tensor:
     width = next((width for width in BLOCKS if size % width == 0), 0)
     if not width or scores.device.type != "cpu":
         return scores.argmax(-1)
-    blocks = scores.view(rows, -1, width) if scores.is_contiguous() else scores.reshape(rows, -1, width)
+    blocks = scores.reshape(rows, -1, width)
     block = blocks.amax(-1).argmax(-1)
     inside = blocks[torch.arange(rows), block].argmax(-1)
     return block * width + inside

@@ -4,7 +4,6 @@ lossless.py fills it, cli/verify.py shows and writes it. Every class is strict: 
 error. A certificate passes when no fault was found; a lossy method gets a measured distance instead.
 """
 
-import json
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -12,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
-from .results import Difference, Hardware, Model, Versions
+from .results import Difference, Hardware, Model, Versions, read_json
 
 SCHEMA = 1
 
@@ -259,10 +258,7 @@ def load(path: Path) -> Certificate:
         ValueError: if it is no JSON, of another schema, or holds a field that does not belong or does not fit.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-            found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
-            raise ValueError(f"its schema is {found}, this version reads {SCHEMA}")
+        raw = read_json(path, SCHEMA)
         certificate: Certificate = _build(Certificate, raw)
     except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise ValueError(f"{path.name} is no certificate: {error}") from error

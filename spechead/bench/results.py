@@ -246,6 +246,15 @@ def write_json(content: dict[str, Any], path: Path) -> None:
         raise
 
 
+def read_json(path: Path, schema: int) -> dict[str, Any]:
+    """Read a JSON object of this schema; anything else is a ValueError."""
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(raw, dict) or raw.get("schema") != schema:
+        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
+        raise ValueError(f"its schema is {found}, this version reads {schema}")
+    return raw
+
+
 def load(path: Path) -> Results:
     """Read a results file.
 
@@ -253,10 +262,7 @@ def load(path: Path) -> Results:
         ValueError: if it is no JSON, of another schema, or holds a field that does not belong or does not fit.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-            found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
-            raise ValueError(f"its schema is {found}, this version reads {SCHEMA}")
+        raw = read_json(path, SCHEMA)
         if "digests" not in raw:
             raise ValueError(
                 "an earlier version wrote it, without digests of the prompts and acceptance by position; measure again"

@@ -10,7 +10,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..demo_target import REPO_ID, fetch_demo_target
+from ..demo_target import resolve_target
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -31,11 +31,6 @@ NumDraftTokensOption = Annotated[
     int | None, typer.Option(min=1, help="Tokens drafted a step (depth of a tree); default: the method's own.")
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed for sampling.")]
-
-
-def resolve(name: str, console: Console) -> str:
-    """Return where to load a name from: the demo target's directory, fetched if need be, or the name itself."""
-    return str(fetch_demo_target(console)) if name == REPO_ID else name
 
 
 def load_target(
@@ -62,7 +57,7 @@ def load_target(
         ValueError: if it is no causal LM.
     """
     logging.disable_progress_bar()
-    place = resolve(name, console)
+    place = resolve_target(name, console)
     kept = None if place != name else revision  # the demo target's directory has no revisions
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, revision=kept)

@@ -21,7 +21,7 @@ from ..bench.footprint import Footprint, footprint, head_footprint
 from ..bench.hardware import describe_hardware
 from ..bench.plan import Draft, Plan, Workload, eagle, lookup, medusa, plain, speculative
 from ..bench.plan import draft_model as sized_draft
-from ..demo_target import REPO_ID
+from ..demo_target import REPO_ID, resolve_target
 from ..heads.base import check_pair
 from ..heads.base_config import HeadConfig
 from ..heads.checkpoint import Checkpoint, read_checkpoint, read_config, resolve
@@ -76,7 +76,7 @@ def plan(
 ) -> None:
     """Say whether it fits, whether the pair fits, and what to try, before anything is loaded."""
     load = Workload(prompt_tokens, max_new_tokens, batch_size, temperature > 0, overlap)
-    place = loading.resolve(target, Console(stderr=True))
+    place = resolve_target(target, Console(stderr=True))
     config = AutoConfig.from_pretrained(place)
     kind = None if dtype == "auto" else getattr(torch, dtype)
     sizes = footprint(config, target, kind)

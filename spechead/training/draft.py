@@ -22,12 +22,13 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 from trl import DistillationConfig, DistillationTrainer
 
+from ..demo_target import resolve_target
 from .callbacks import CurveAndLog, StopOnSignal
 from .chat import Skipped, UnusableRow, messages_of
 from .recipe import as_mapping, parse, save_recipe
 from .rows import load_sources
 from .run import RECIPE_FILE, Outcome
-from .sources import load_target, load_tokenizer, resolve_target
+from .sources import load_target, load_tokenizer
 
 logger = logging.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ..demo_target import REPO_ID, fetch_demo_target
+from ..demo_target import resolve_target
 from ..heads.fingerprint import compare_logits, fingerprint
 from .dataset import Features, OnlineFeatures, RowDataset, StoredFeatures
 from .ends import TargetEnds
@@ -41,11 +41,6 @@ class NamesTarget(Protocol):
     target: str
     target_revision: str | None
     dtype: str
-
-
-def resolve_target(name: str) -> str:
-    """Return where a target is loaded from: the demo target's directory for its Hub name, else the name itself."""
-    return str(fetch_demo_target()) if name == REPO_ID else name
 
 
 def load_tokenizer(data: NamesTarget) -> PreTrainedTokenizerBase:
