@@ -4,14 +4,15 @@ lossless.py fills it, cli/verify.py shows and writes it. Every class is strict: 
 error. A certificate passes when no fault was found; a lossy method gets a measured distance instead.
 """
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
-from .results import Difference, Hardware, Model, Versions, read_json
+from .results import Difference, Hardware, Model, Versions
+from .strict_json import build, read_json
 
 SCHEMA = 1
 
@@ -259,24 +260,7 @@ def load(path: Path) -> Certificate:
     """
     try:
         raw = read_json(path, SCHEMA)
-        certificate: Certificate = _build(Certificate, raw)
+        certificate = build(Certificate, raw)
     except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise ValueError(f"{path.name} is no certificate: {error}") from error
     return certificate
-
-
-def _build(kind: Any, raw: Any) -> Any:
-    """Make a strict dataclass, and those inside it, of what JSON holds."""
-    if raw is None:
-        return None
-    hints = get_type_hints(kind)
-    if unknown := set(raw) - {item.name for item in fields(kind)}:
-        raise ValueError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
-    values = {}
-    for name, value in raw.items():
-        inner = [each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)]
-        if inner and isinstance(value, list):
-            values[name] = [_build(inner[0], each) for each in value]
-        else:
-            values[name] = _build(inner[0], value) if inner else value
-    return kind(**values)

@@ -5,22 +5,19 @@ is an error, so that a file of another schema is never half-read. A file is repl
 interrupted run keeps what it had measured.
 """
 
-import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
 from .extras import Peak, Sample
 from .hardware import Hardware, Versions
+from .strict_json import build, read_json, write_json
 
 SCHEMA = 1
-T = TypeVar("T")
 
 
 @strict
@@ -229,32 +226,6 @@ def save(results: Results, path: Path) -> None:
     write_json(asdict(results), path)
 
 
-def write_json(content: dict[str, Any], path: Path) -> None:
-    """Write a JSON file; the old one is replaced only once the new one is whole on the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def read_json(path: Path, schema: int) -> dict[str, Any]:
-    """Read a JSON object of this schema; anything else is a ValueError."""
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(raw, dict) or raw.get("schema") != schema:
-        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
-        raise ValueError(f"its schema is {found}, this version reads {schema}")
-    return raw
-
-
 def load(path: Path) -> Results:
     """Read a results file.
 
@@ -267,30 +238,8 @@ def load(path: Path) -> Results:
             raise ValueError(
                 "an earlier version wrote it, without digests of the prompts and acceptance by position; measure again"
             )
-        results = _build(raw)
+        results = build(Results, raw)
         results.check()
     except (ValueError, TypeError, StrictDataclassError) as error:
         raise ValueError(f"{path.name} is no results file: {error}") from error
     return results
-
-
-def _build(raw: dict[str, Any]) -> Results:
-    records = [
-        Record(**{**entry, "differences": _each(Difference, entry.get("differences"))})
-        for entry in raw.get("records", [])
-    ]
-    parts = {
-        "versions": Versions(**raw["versions"]) if "versions" in raw else None,
-        "hardware": Hardware(**raw["hardware"]) if "hardware" in raw else None,
-        "models": _each(Model, raw.get("models")),
-        "loads": _each(Load, raw.get("loads")),
-        "cells": _each(Cell, raw.get("cells")),
-        "peaks": _each(Peak, raw.get("peaks", [])),
-        "samples": _each(Sample, raw.get("samples", [])),
-        "records": records,
-    }
-    return Results(**{**raw, **parts})
-
-
-def _each(kind: type[T], entries: list[dict[str, Any]] | None) -> list[T] | None:
-    return None if entries is None else [kind(**entry) for entry in entries]

@@ -21,8 +21,9 @@ from ..bench.hardware import describe_hardware, describe_versions
 from ..bench.lossless import Check
 from ..bench.measure import twin
 from ..bench.prompts import BUILTIN, Prompt, encode, load_prompts
-from ..bench.results import Model, write_json
+from ..bench.results import Model
 from ..bench.run import describe_model
+from ..bench.strict_json import write_json
 from ..config import METHODS, SpeculativeConfig
 from ..demo_target import REPO_ID
 from ..mixin import enable_speculation

@@ -23,11 +23,12 @@ from transformers.utils import logging
 from trl import DistillationConfig, DistillationTrainer
 
 from ..demo_target import resolve_target
+from ..hub.provenance import RECIPE_FILE
 from .callbacks import CurveAndLog, StopOnSignal
 from .chat import Skipped, UnusableRow, messages_of
 from .recipe import as_mapping, parse, save_recipe
 from .rows import load_sources
-from .run import RECIPE_FILE, Outcome
+from .run import Outcome
 from .sources import load_target, load_tokenizer
 
 logger = logging.get_logger(__name__)

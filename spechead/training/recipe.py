@@ -116,11 +116,15 @@ class EagleArguments:
             raise ValueError(f"depths={self.depths} trains nothing; give at least 1.")
         if not 0.0 <= self.first_depth_share < 1.0:
             raise ValueError(f"first_depth_share={self.first_depth_share} must be at least 0 and below 1.")
-        if self.first_depth_share and self.method != "eagle3":
-            raise ValueError(
-                f"first_depth_share={self.first_depth_share} means nothing to method={self.method!r}, which trains "
-                "one depth; leave it out."
-            )
+        if self.method == "eagle":
+            of_eagle3 = ("depths", "decay", "draft_vocab_size", "softmax_rows", "first_depth_share")
+            defaults = {entry.name: entry.default for entry in dataclasses.fields(self)}
+            given = [f"{name}={getattr(self, name)}" for name in of_eagle3 if getattr(self, name) != defaults[name]]
+            if given:
+                raise ValueError(
+                    f"{', '.join(given)} mean nothing to method='eagle', which trains one depth over the whole "
+                    "vocabulary; leave them out."
+                )
 
 
 @dataclass

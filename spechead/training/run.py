@@ -24,6 +24,7 @@ from ..heads.eagle import EagleHead
 from ..heads.eagle3 import Eagle3Head
 from ..heads.load import load_head
 from ..heads.medusa import MedusaHeads
+from ..hub.provenance import PROMPTS_FILE, RECIPE_FILE
 from .acceptance import METRIC as ACCEPTANCE
 from .acceptance import MeasureAcceptance
 from .callbacks import CurveAndLog, FirstDepthFirst, StopOnSignal
@@ -45,14 +46,14 @@ from .recipe import (
     save_recipe,
 )
 from .rows import Rows, hash_of
-from .selection import draft_vocabulary, prompt_digests
+from .selection import draft_vocabulary, prompt_digests, report_coverage
 from .sources import Sources, load_config, load_rows, load_tokenizer, open_sources
 from .start import start_from_target
 from .trainer import WEIGHTS, HeadTrainer
 
 logger = logging.get_logger(__name__)
 
-RECIPE_FILE, SUMMARY_FILE, PROMPTS_FILE = "recipe.yaml", "training.json", "training_prompts.txt"
+SUMMARY_FILE = "training.json"
 METHODS = {Eagle3Head: "eagle", EagleHead: "eagle", MedusaHeads: "medusa"}
 
 
@@ -78,16 +79,14 @@ def train_eagle(argv: Sequence[str] | None = None) -> Outcome:
         chosen = {"draft_vocab_size": size} if cls is Eagle3Head else {}
         head = cls(kind.for_target(config, **(chosen | method.head)))
         if cls is Eagle3Head:
-            ids, covered = draft_vocabulary(rows, head.config.draft_vocab_size, vocab_size)
-            logger.warning("Draft vocabulary: %d tokens, %.2f %% of the answers.", len(ids), 100 * covered)
-            head.set_draft_vocab(torch.tensor(ids))
+            head.set_draft_vocab(torch.tensor(draft_vocabulary(rows, head.config.draft_vocab_size, vocab_size)))
         return head
 
     def objective(head: Head, ends: TargetEnds, rows: Rows) -> Objective:
         if isinstance(head, Eagle3Head):
             kept = None
             if method.softmax_rows and method.softmax_rows < len(head.draft_to_target):
-                frequent, _ = draft_vocabulary(rows, method.softmax_rows, head.config.vocab_size)
+                frequent = draft_vocabulary(rows, method.softmax_rows, head.config.vocab_size)
                 kept = head.target_to_draft[torch.tensor(frequent)]
             return Eagle3Objective(head, ends, method.depths, method.decay, None if kept is None else kept[kept >= 0])
         return EagleObjective(head, ends, method.noise)
@@ -108,7 +107,7 @@ def train_medusa(argv: Sequence[str] | None = None) -> Outcome:
     def objective(head: Head, ends: TargetEnds, rows: Rows) -> Objective:
         ids = None
         if method.softmax_rows and method.softmax_rows < head.config.vocab_size:
-            ids, _ = draft_vocabulary(rows, method.softmax_rows, head.config.vocab_size)
+            ids = draft_vocabulary(rows, method.softmax_rows, head.config.vocab_size)
         return MedusaObjective(head, ends, method.decay, ids)
 
     return Run(data, run, method, training).execute(build, objective, fresh=False)
@@ -146,6 +145,7 @@ class Run:
         config = load_config(self.data)
         set_seed(self.training.seed)  # what the target does not give the head is drawn
         head = build(config, rows)
+        covered = report_coverage(rows, head.draft_to_target) if isinstance(head, Eagle3Head) else None
         taps = tuple(sorted({*head.taps, final_tap(config)}))
         with_acceptance = self.run.acceptance_prompts > 0 and self.training.process_index == 0
         sources = open_sources(
@@ -176,7 +176,7 @@ class Run:
             stop.restore()
         if stop.stopped:
             return Outcome(None, [f"Stopped and saved in {self.output}; the same command goes on."])
-        return self.save(head, sources, rows, trainer)
+        return self.save(head, sources, rows, trainer, covered)
 
     def started(self, head: Head, sources: Sources) -> Head:
         """Start a head from the target's weights, or from the started head that was written beside the store.
@@ -244,7 +244,9 @@ class Run:
         """Return the checkpoint to go on from, or None."""
         return get_last_checkpoint(str(self.output)) if self.run.resume and self.output.is_dir() else None
 
-    def save(self, head: Head, sources: Sources, rows: Rows, trainer: HeadTrainer) -> Outcome:
+    def save(
+        self, head: Head, sources: Sources, rows: Rows, trainer: HeadTrainer, covered: dict[str, float] | None
+    ) -> Outcome:
         """Write the head in the target's dtype, check that it loads to the same tensors, and say how to use it.
 
         Raises:
@@ -273,6 +275,7 @@ class Run:
             "target_fingerprint": sources.fingerprint,
             "rows": rows.report,
             "rows_key": rows.key,
+            "draft_vocab_coverage": covered,
             "steps": trainer.state.global_step,
             "epochs": trainer.state.epoch,
             "best": best,

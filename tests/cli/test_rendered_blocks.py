@@ -8,7 +8,8 @@ import pytest
 from scripts import render_readme
 from spechead.bench import results as results_file
 from spechead.bench.certificate import Certificate, CheckSettings, Distance, Fault, GreedyCheck, LawCheck, MethodCheck
-from spechead.bench.results import Hardware, Versions, write_json
+from spechead.bench.results import Hardware, Versions
+from spechead.bench.strict_json import write_json
 from tests.cli.test_docs import results
 
 VERDICT = "a\n<!-- verdict: out/x.json -->\nold\n<!-- /verdict -->\nb\n"

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from spechead.bench.certificate import Certificate, CheckSettings, MethodCheck
-from spechead.bench.results import Cell, Hardware, Load, Model, Results, Versions, save, write_json
+from spechead.bench.results import Cell, Hardware, Load, Model, Results, Versions, save
+from spechead.bench.strict_json import write_json
 from spechead.hub.card import method_of
 from spechead.hub.publish import PublishReport, publish
 from tests.unit.heads.targets import make_head, make_target

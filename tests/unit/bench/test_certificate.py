@@ -18,7 +18,8 @@ from spechead.bench.certificate import (
     TreeCheck,
     load,
 )
-from spechead.bench.results import Difference, Hardware, Model, Versions, write_json
+from spechead.bench.results import Difference, Hardware, Model, Versions
+from spechead.bench.strict_json import write_json
 
 
 def certificate() -> Certificate:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spechead.bench import results as module
+from spechead.bench import strict_json
 from spechead.bench.results import Cell, Difference, Hardware, Load, Model, Record, Results, Versions, load, save
 
 
@@ -61,7 +61,7 @@ def test_an_interrupted_write_keeps_the_old_file(tmp_path: Path, monkeypatch: py
         args[1].write('{"schema": 1, "recor')
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.json, "dump", cut)
+    monkeypatch.setattr(strict_json.json, "dump", cut)
     with pytest.raises(KeyboardInterrupt):
         save(results(complete=True), path)
     monkeypatch.undo()

@@ -89,7 +89,11 @@ def test_no_class_has_more_than_a_dozen_fields_of_its_own():
         assert len(cls.__dataclass_fields__) <= 12
 
 
-def test_the_first_depths_share_is_eagle3s(config):
-    config.write_text(config.read_text() + "method: eagle\nfirst_depth_share: 0.5\n")
-    with pytest.raises(ValueError, match=r"first_depth_share=0.5 means nothing to method='eagle'"):
+@pytest.mark.parametrize(
+    "given",
+    ["first_depth_share: 0.5", "depths: 3", "decay: 0.5", "draft_vocab_size: 64", "softmax_rows: 64"],
+)
+def test_what_is_eagle3s_is_refused_for_eagle(config, given):
+    config.write_text(config.read_text() + f"method: eagle\n{given}\n")
+    with pytest.raises(ValueError, match=f"{given.replace(': ', '=')}.* mean nothing to method='eagle'"):
         parse(CLASSES, ["--config", str(config)])

@@ -6,11 +6,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 
 from spechead.training import rows as rows_module
 from spechead.training.rows import load_sources, prepare_rows
-from spechead.training.selection import draft_vocabulary, split_rows
+from spechead.training.selection import coverage, draft_vocabulary, report_coverage, split_rows
 
 
 def write(path, records):
@@ -95,12 +96,27 @@ def test_the_cache_is_hit_by_the_same_inputs_and_missed_by_any_other(tokenizer, 
 def test_the_draft_vocabulary_is_the_most_frequent_answers_filled_with_low_ids(tokenizer, tmp_path):
     record = {"id": 0, "prompt_ids": [200, 201], "response_ids": [50] * 5 + [40] * 3 + [60]}
     made = prepare_rows([write(tmp_path / "a.jsonl", [record])], tokenizer, tmp_path / "cache", 64)
-    assert draft_vocabulary(made, 2, 300) == ([40, 50], 8 / 9)
-    assert draft_vocabulary(made, 5, 300) == ([0, 1, 40, 50, 60], 1.0)  # fewer distinct tokens than asked for
+    assert draft_vocabulary(made, 2, 300) == [40, 50]
+    assert draft_vocabulary(made, 5, 300) == [0, 1, 40, 50, 60]  # fewer distinct tokens than asked for
     with pytest.raises(ValueError, match="more than"):
         draft_vocabulary(made, 301, 300)
     with pytest.raises(ValueError, match="another target"):
         draft_vocabulary(made, 5, 60)
+
+
+def test_coverage_is_told_by_source_the_least_covered_first(caplog):
+    rows = [
+        {"source": "chat", "input_ids": [9, 1, 2, 1, 1], "spans": [[1, 5]]},
+        {"source": "news", "input_ids": [9, 1, 7, 8, 9, 2], "spans": [[1, 3], [4, 6]]},
+    ]
+    assert coverage(rows, [1, 2]) == (6 / 8, {"news": 2 / 4, "chat": 1.0})
+    with caplog.at_level("WARNING"):
+        assert report_coverage(rows, torch.tensor([1, 2])) == {"news": 0.5, "chat": 1.0}
+    assert "75.00 % of the answers; least: news 50.0 %" in caplog.text
+    assert "A larger draft_vocab_size" in caplog.text
+    caplog.clear()
+    report_coverage(rows, torch.tensor([1, 2, 7, 9]))
+    assert "larger" not in caplog.text
 
 
 def test_the_split_keeps_a_chat_together_and_needs_both_sides(tokenizer, tmp_path):
