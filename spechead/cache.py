@@ -155,7 +155,8 @@ class RaggedCache:
 
     def _buffer(self, like: Tensor) -> Tensor:
         batch, heads, _, dim = like.shape
-        return torch.zeros(batch, heads, self.capacity, dim, dtype=like.dtype, device=like.device)
+        with torch.inference_mode(False):  # a buffer made during a forward is written to outside it too
+            return torch.zeros(batch, heads, self.capacity, dim, dtype=like.dtype, device=like.device)
 
     def _gather(self, source: Tensor, destination: Tensor) -> None:
         """Copy slots `source [B, M]` of every row to `destination [B, M]`, all read before any is written."""

@@ -157,11 +157,8 @@ class DraftModelProposer(BaseProposer):
 
     def _draw(self, context: Context, logits: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
         """Draw each live row's next token; returns the law `[B, V]` over the target's vocabulary, and tokens `[B]`."""
-        size = context.target.vocab_size
-        scores = logits.float().to(context.root.device)
-        scores[:, self.shared :] = -torch.inf
-        missing = size - scores.shape[1]
-        scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf) if missing > 0 else scores[:, :size]
+        scores = logits[:, : self.shared].float().to(context.root.device)
+        scores = torch.nn.functional.pad(scores, (0, context.target.vocab_size - self.shared), value=-torch.inf)
         samplers = [row.sampler for row in context.rows]
         law = torch.softmax(warp(samplers, scores, self.drafting.temperature), dim=-1)
         return law, draft_tokens(samplers, context.draws, law, live.to(law.device)).to(logits.device)

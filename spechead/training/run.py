@@ -285,7 +285,8 @@ class Run:
             "python": platform.python_version(),
         }
         (self.output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1))
-        (self.output / PROMPTS_FILE).write_text("".join(f"{digest}\n" for digest in prompt_digests(rows)))
+        digests = prompt_digests(rows, self.method.init_head)
+        (self.output / PROMPTS_FILE).write_text("".join(f"{digest}\n" for digest in digests))
         name = METHODS[type(head)]
         lines = [
             f"Head: {self.output} (best {best['metric']}: {best['value']}, step {trainer.state.best_global_step})",

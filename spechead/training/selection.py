@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from ..heads.fingerprint import prompt_digest
+from ..hub.provenance import PROMPTS_FILE
 from .batch import RowTable
 from .rows import COUNTS_FILE, Rows
 
@@ -98,10 +100,22 @@ def split_rows(rows: Rows, share: float, seed: int = 0) -> tuple[list[int], list
     return train, held_out
 
 
-def prompt_digests(rows: RowTable) -> list[str]:
-    """Return the digests of all rows' prompts, held-out ones included: they choose the head."""
-    found = set()
+def prompt_digests(rows: RowTable, init_head: str | None = None) -> list[str]:
+    """Return the digests of all rows' prompts, held-out ones included (they choose the head), and of those that the
+    head was trained on before."""
+    found = set(earlier_digests(init_head)) if init_head is not None else set()
     for number in range(len(rows)):
         row = rows[number]
         found.add(prompt_digest(row["input_ids"][: row["spans"][0][0]]))
     return sorted(found)
+
+
+def earlier_digests(head: str) -> list[str]:
+    """Return the digests of a head's own training prompts, a directory's or a Hub repo's; [] where it names none."""
+    file = cached_file(
+        head,
+        PROMPTS_FILE,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return [] if file is None else Path(file).read_text().split()

@@ -11,6 +11,8 @@ import yaml
 from spechead.bench import results as results_file
 from spechead.hub.card import check_card, render_card, repo_of
 from spechead.hub.provenance import trained_on
+from spechead.hub.publish import write_folder
+from spechead.hub.remote_state import files_of
 from tests.hub.heads import TARGET, head_directory
 
 REPO = "user/tiny-eagle3"
@@ -137,10 +139,17 @@ def shipped() -> list[Path]:
 
 
 @pytest.mark.parametrize("directory", shipped(), ids=lambda path: path.name)
-def test_a_shipped_card_is_what_its_files_render_to(directory):
-    assert {file.name for file in directory.iterdir()} == PUBLISHED
+def test_a_shipped_directory_is_exactly_what_publish_sends(directory, tmp_path):
+    repo = repo_of(directory)
+    sent = write_folder(directory, render_card(directory, repo), repo, tmp_path / "folder")
+    assert PUBLISHED <= set(files_of(sent)) == set(files_of(directory))
+    assert [name for name in files_of(sent) if (sent / name).read_bytes() != (directory / name).read_bytes()] == []
     assert check_card(directory) == []
     assert json.loads((directory / "config.json").read_text())["target_name"]
+
+
+def test_the_shipped_heads_are_small_enough_for_a_clone():
+    assert sum((directory / "model.safetensors").stat().st_size for directory in shipped()) < 35e6
 
 
 @pytest.mark.parametrize("directory", shipped(), ids=lambda path: path.name)

@@ -60,10 +60,14 @@ def test_two_steps_of_every_config(path, common, flags, tmp_path, request):
             "per_device_train_batch_size": "2",
         }
         outcome = distill_draft(["--config", str(path), *flags(small)])
-    elif "medusa" in path.stem:
-        outcome = train_medusa(["--config", str(path), *flags(small)])
     else:
-        outcome = train_eagle(["--config", str(path), *flags(small)])
+        train = train_medusa if "medusa" in path.stem else train_eagle
+        before = yaml.safe_load(path.read_text()).get("init_head")
+        if before is not None:  # the head of the config of that name
+            first = small | {"output_dir": str(tmp_path / "first")}
+            warm_up = path.with_name(f"{Path(before).name}.yaml")
+            small["init_head"] = str(train(["--config", str(warm_up), *flags(first)]).head)
+        outcome = train(["--config", str(path), *flags(small)])
     found = losses(outcome.head)
     assert len(found) == 2
     compare(path.stem, found, request.config.getoption("--update-curves"))

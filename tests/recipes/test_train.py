@@ -168,6 +168,8 @@ def test_measuring_leaves_training_as_it_was(settings, flags, tmp_path):
 
 def test_init_head_goes_on_and_keeps_its_vocabulary(settings, flags, tmp_path):
     first = train_eagle(flags(settings | {"output_dir": str(tmp_path / "first")})).head
+    digests = (first / "training_prompts.txt").read_text()
+    (first / "training_prompts.txt").write_text(digests + "0" * 16 + "\n")  # of other data
     again = train_eagle(
         flags(
             settings
@@ -182,6 +184,7 @@ def test_init_head_goes_on_and_keeps_its_vocabulary(settings, flags, tmp_path):
     one, two = load_file(first / "model.safetensors"), load_file(again / "model.safetensors")
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert load_head(again).config.draft_vocab_size == 64
+    assert {*digests.split(), "0" * 16} == set((again / "training_prompts.txt").read_text().split())
     others = ("method", "depths", "draft_vocab_size")
     medusa = {name: value for name, value in settings.items() if name not in others} | {"init_head": str(first)}
     with pytest.raises(ValueError, match="trains a MedusaHeads"):
