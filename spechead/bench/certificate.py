@@ -30,7 +30,7 @@ class CheckSettings:
         significance: chance that an exact sampler fails a test.
         effect_size: Cohen's w that must be found, with probability `power`.
         power: see effect_size.
-        law_prompts: prompts whose law is sampled, those with the widest laws.
+        law_prompts: prompts whose law is sampled, short ones whose first token is uncertain.
         rows: rows sampled at once.
         steps: steps whose nodes are computed again.
         seed: of all sampling.

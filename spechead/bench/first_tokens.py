@@ -21,7 +21,7 @@ from .exact_law import ExactLaw, Law
 from .measure import cut, end_ids
 from .witness import Witness
 
-WIDEST_OF = 16  # prompts whose first law is looked at to choose the widest
+CHOSEN_OF = 16  # prompts whose first law is looked at to choose among
 LEAST_ENTROPY = 0.01  # nats; below, a first token is certain
 DEPTH_ROOM = 8  # tokens to draft beyond the joint law's, so that trees are as deep as in use
 
@@ -73,18 +73,21 @@ class FirstTokens:
             proposer.ledger = Ledger(step_seconds=lambda nodes: 1.0, draft_seconds=lambda depth: 0.01)
         return proposer
 
-    def widest(self, prompts: Prompts) -> Prompts:
-        """Return the prompts whose first token is least certain.
+    def uncertain(self, prompts: Prompts) -> Prompts:
+        """Return the shortest of the prompts whose first token has at least half the entropy of the least certain one.
+
+        Every sample feeds its prompt, so its length is most of what the test costs.
 
         Raises:
             ValueError: if even theirs is certain.
         """
         entropies = {}
-        for name in list(prompts)[:WIDEST_OF]:
+        for name in list(prompts)[:CHOSEN_OF]:
             first = torch.tensor(list(self.exact.joint(prompts[name], 1).values()))
             entropies[name] = float(torch.special.entr(first).sum())
-        best = sorted(entropies, key=lambda name: -entropies[name])[: self.settings.law_prompts]
-        kept = [name for name in best if entropies[name] > LEAST_ENTROPY]
+        half = max(entropies.values()) / 2
+        uncertain = [name for name, found in entropies.items() if found > LEAST_ENTROPY and found >= half]
+        kept = sorted(uncertain, key=lambda name: len(prompts[name]))[: self.settings.law_prompts]
         if not kept:
             raise ValueError(
                 f"the target is certain of the first token of all prompts at temperature {self.settings.temperature}; "

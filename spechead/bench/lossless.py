@@ -112,7 +112,7 @@ class Check:
 
     def law(self, prompts: Prompts, found: MethodCheck, bound: float) -> None:
         """Compare sampled tokens with the target's joint law, and each draw with the law it was made by."""
-        chosen = self.first.widest(prompts)
+        chosen = self.first.uncertain(prompts)
         laws = {name: self.exact.joint(row, self.settings.tokens) for name, row in chosen.items()}
         samples = self.first.samples(laws)
         self.say(f"{samples} samples of {len(chosen)} prompts")
@@ -162,7 +162,7 @@ class Check:
 
     def distance(self, prompts: Prompts) -> Distance:
         """Measure how far a lossy method's first tokens are from the target's law: the mean over prompts."""
-        chosen = self.first.widest(prompts)
+        chosen = self.first.uncertain(prompts)
         laws = {name: self.exact.joint(row, self.settings.tokens) for name, row in chosen.items()}
         samples = self.first.samples(laws)
         self.say(f"{samples} samples of {len(chosen)} prompts")

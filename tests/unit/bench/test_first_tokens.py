@@ -1,0 +1,29 @@
+"""Which prompts the sampled check of `spechead verify` takes: uncertain ones, and of those the short ones."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from spechead.bench.first_tokens import FirstTokens
+
+WIDE = {(token,): 0.25 for token in range(4)}  # 1.39 nats
+HALF = {(0,): 0.7, (1,): 0.3}  # 0.61 nats: less than half of it
+NARROW = {(0,): 0.6, (1,): 0.2, (2,): 0.2}  # 0.95 nats
+CERTAIN = {(0,): 1.0}
+
+
+def chosen(laws: dict[int, dict], wanted: int = 2) -> list[str]:
+    """Choose among prompts whose first id names their law, and whose length is that id."""
+    first = object.__new__(FirstTokens)
+    first.exact = SimpleNamespace(joint=lambda row, tokens: laws[row[0]])
+    first.settings = SimpleNamespace(law_prompts=wanted, temperature=1.0)
+    return list(first.uncertain({f"p{length}": [length] * length for length in laws}))
+
+
+def test_the_shortest_of_the_uncertain_prompts_are_taken() -> None:
+    assert chosen({90: WIDE, 5: HALF, 40: WIDE, 20: NARROW, 3: CERTAIN}) == ["p20", "p40"]
+
+
+def test_prompts_that_are_all_certain_are_refused() -> None:
+    with pytest.raises(ValueError, match="certain of the first token of all prompts"):
+        chosen({5: CERTAIN, 8: CERTAIN})
