@@ -40,25 +40,26 @@ EDIT = "Write one short comment above every function of this code, change nothin
 
 def code(count: int) -> Iterator[dict[str, Any]]:
     """Yield completions, and edits of the same kind of code in turn."""
-    for number, row in enumerate(completions(count)):
-        text = row["messages"][0]["content"]
-        row["group"] = "code"
-        if number % 2:
-            row["id"] = row["id"].replace("complete-", "edit-")
-            row["messages"] = [{"role": "user", "content": EDIT + text.removeprefix(REQUEST)}]
-        yield row
+    for number, (module, text) in enumerate(cut_files(count)):
+        name, request = ("edit", EDIT) if number % 2 else ("complete", REQUEST)
+        yield asked(f"{name}-{module}", "code", request + text)
 
 
 def completions(count: int) -> Iterator[dict[str, Any]]:
-    """Yield one prompt a module: the head of the file, cut in the middle of a function."""
+    """Yield one prompt a module: the cut file is to be continued."""
+    for module, text in cut_files(count):
+        yield asked(f"complete-{module}", "completion", REQUEST + text)
+
+
+def cut_files(count: int) -> Iterator[tuple[str, str]]:
+    """Yield modules and the heads of their files, cut in the middle of a function, up to the closing fence."""
     library = Path(sysconfig.get_path("stdlib"))
     for module in MODULES[:count]:
         lines = (library / f"{module}.py").read_text(encoding="utf-8").splitlines()
         ends = [number for number, line in enumerate(lines) if line.strip().startswith("return")]
         ends = [number for number in ends if "def " in "".join(lines[max(0, number - LINES) : number])]
         end = next((number for number in ends if number > LINES), ends[-1])
-        text = REQUEST + "\n".join(lines[max(0, end - LINES) : end]) + "\n```"
-        yield {"id": f"complete-{module}", "group": "completion", "messages": [{"role": "user", "content": text}]}
+        yield module, "\n".join(lines[max(0, end - LINES) : end]) + "\n```"
 
 
 def noise(count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -66,7 +67,12 @@ def noise(count: int, seed: int) -> Iterator[dict[str, Any]]:
     draw = random.Random(seed)
     for number in range(count):
         words = ("".join(draw.choices(string.ascii_lowercase, k=LETTERS)) for _ in range(WORDS))
-        yield {"id": f"random-{number}", "group": "random", "messages": [{"role": "user", "content": " ".join(words)}]}
+        yield asked(f"random-{number}", "random", " ".join(words))
+
+
+def asked(name: str, group: str, text: str) -> dict[str, Any]:
+    """Return a prompt as a row."""
+    return {"id": name, "group": group, "messages": [{"role": "user", "content": text}]}
 
 
 KINDS: dict[str, Callable[[int, int], Iterator[dict[str, Any]]]] = {

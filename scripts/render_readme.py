@@ -104,7 +104,7 @@ def certificate_block(path: Path, name: str) -> str:
 def introduction(results: Results) -> str:
     """Say what was measured, on what."""
     target, *others = results.models
-    drafts = "".join(f" with {model.name}" for model in others)
+    drafts = f" with {' and '.join(model.name for model in others)}" if others else ""
     versions, hardware = results.versions, results.hardware
     return (
         f"{target.name}{drafts}, {target.dtype}, on {hardware.device} ({hardware.count} "

@@ -58,6 +58,11 @@ def local_paths(recipe: dict[str, Any]) -> list[str]:
     return found
 
 
+def read_digests(file: Path) -> set[str]:
+    """Return the digests in a `PROMPTS_FILE`."""
+    return set(file.read_text(encoding="utf-8").split())
+
+
 def trained_on(directory: Path, digests: Mapping[str, str]) -> list[str]:
     """Return the prompts that a head was trained on, of some that it was measured on.
 
@@ -66,5 +71,5 @@ def trained_on(directory: Path, digests: Mapping[str, str]) -> list[str]:
         digests: prompt id -> digest, of a results file.
     """
     file = directory / PROMPTS_FILE
-    seen = set(file.read_text(encoding="utf-8").split()) if file.is_file() else set()
+    seen = read_digests(file) if file.is_file() else set()
     return [prompt for prompt, digest in digests.items() if digest in seen]

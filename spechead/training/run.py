@@ -145,7 +145,9 @@ class Run:
         config = load_config(self.data)
         set_seed(self.training.seed)  # what the target does not give the head is drawn
         head = build(config, rows)
-        covered = report_coverage(rows, head.draft_to_target) if isinstance(head, Eagle3Head) else None
+        covered = None
+        if isinstance(head, Eagle3Head) and self.training.process_index == 0:  # it reads all rows; one process saves
+            covered = report_coverage(rows, head.draft_to_target)
         taps = tuple(sorted({*head.taps, final_tap(config)}))
         with_acceptance = self.run.acceptance_prompts > 0 and self.training.process_index == 0
         sources = open_sources(

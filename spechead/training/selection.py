@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.utils import cached_file, logging
 
 from ..heads.fingerprint import prompt_digest
-from ..hub.provenance import PROMPTS_FILE
+from ..hub.provenance import PROMPTS_FILE, read_digests
 from .batch import RowTable
 from .rows import COUNTS_FILE, Rows
 
@@ -103,19 +103,19 @@ def split_rows(rows: Rows, share: float, seed: int = 0) -> tuple[list[int], list
 def prompt_digests(rows: RowTable, init_head: str | None = None) -> list[str]:
     """Return the digests of all rows' prompts, held-out ones included (they choose the head), and of those that the
     head was trained on before."""
-    found = set(earlier_digests(init_head)) if init_head is not None else set()
+    found = earlier_digests(init_head) if init_head is not None else set()
     for number in range(len(rows)):
         row = rows[number]
         found.add(prompt_digest(row["input_ids"][: row["spans"][0][0]]))
     return sorted(found)
 
 
-def earlier_digests(head: str) -> list[str]:
-    """Return the digests of a head's own training prompts, a directory's or a Hub repo's; [] where it names none."""
+def earlier_digests(head: str) -> set[str]:
+    """Return the digests of a head's own training prompts, a directory's or a Hub repo's; none where it names none."""
     file = cached_file(
         head,
         PROMPTS_FILE,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return [] if file is None else Path(file).read_text().split()
+    return set() if file is None else read_digests(Path(file))

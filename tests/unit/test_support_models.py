@@ -125,7 +125,7 @@ def test_weights_quantised_to_int8(dtype: torch.dtype, tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     from torchao.quantization import Int8WeightOnlyConfig
 
-    tiny_model("llama").save_pretrained(tmp_path)
+    fresh_model("llama").save_pretrained(tmp_path)
     settings = {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig()), "dtype": dtype}
     target = AutoModelForCausalLM.from_pretrained(tmp_path, **settings)
     assert type(target.model.layers[0].mlp.down_proj.weight).__name__ == "Int8Tensor"

@@ -248,7 +248,7 @@ def test_what_is_no_amount_is_refused(text: str) -> None:
 
 
 def test_nothing_is_loaded_to_plan(tmp_path: Path) -> None:
-    tiny.tiny_model("llama").config.save_pretrained(tmp_path)
+    tiny.fresh_model("llama").config.save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     config = AutoConfig.from_pretrained(tmp_path)
     before = config.to_dict()

@@ -12,7 +12,7 @@ from tests import tiny
 def measured(tmp_path_factory):
     """A results file and a page of a tiny target."""
     directory = tmp_path_factory.mktemp("steps")
-    tiny.tiny_model("llama").save_pretrained(directory / "target")
+    tiny.fresh_model("llama").save_pretrained(directory / "target")
     files = {"results": directory / "results" / "costs.json", "page": directory / "page.md"}
     arguments = [text for name, path in files.items() for text in (f"--{name}", str(path))]
     call = ["--target", str(directory / "target"), "--dtype", "float32", "--threads", "1", "--prompt-tokens", "12"]
