@@ -1,8 +1,8 @@
 """Find the tree with which a head is fastest on this machine: python scripts/tune_tree.py HEAD [--write]
 
-An EAGLE head is tried with dynamic trees of several depths and sizes and with a chain, Medusa heads with the best tree
-of several sizes for their measured accuracies. All are measured on the package's own prompts in one process, against
-plain generation. `--write` makes the fastest the head's default, in its config.json.
+An EAGLE head is tried with dynamic trees of several depths, sizes and confidence thresholds and with chains, Medusa
+heads with the best tree of several sizes for their measured accuracies. All are measured on the package's own prompts
+in one process, against plain generation. `--write` makes the fastest the head's default, in its config.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from spechead.bench.prompts import Prompt, encode, load_prompts
 from spechead.bench.results import Cell, Load, Record
 from spechead.bench.timing import MEAN, PLAIN, compare
 from spechead.cli.loading import load_target
+from spechead.config import DraftingConfig
 from spechead.demo_target import REPO_ID
+from spechead.heads.base_config import DRAFTING_FIELDS
 from spechead.heads.medusa import MedusaHeads
 from spechead.proposers.choices import best_choices
 
@@ -47,17 +49,18 @@ def main(argv: list[str] | None = None) -> int:
             console.print(f"depth {depth}, by rank: " + " ".join(f"{share:.3f}" for share in ranks))
         trees = medusa_trees(accuracies, options.sizes)
     else:
-        trees = eagle_trees(options.depths, options.sizes, options.branching)
+        trees = eagle_trees(options.depths, options.sizes, options.branching, options.thresholds)
     cells = measure(target, head, tokenizer, trees, prompts, load)
     for cell in cells:
         low, high = (cell.ratio_low or cell.ratio), (cell.ratio_high or cell.ratio)
         console.print(
-            f"{cell.method:<28} {cell.ratio:.2f}x [{low:.2f}, {high:.2f}]  length {cell.acceptance_length:.2f}"
+            f"{cell.method:<38} {cell.ratio:.2f}x [{low:.2f}, {high:.2f}]  length {cell.acceptance_length:.2f}"
         )
     if options.write:
         best = trees[cells[0].method]
-        for name in ("num_draft_tokens", "tree", "tree_size", "branching"):
-            setattr(head.config, name, getattr(best, name))
+        for name in DRAFTING_FIELDS:
+            setattr(head.config, name, getattr(best, name, None))
+        head.config.confidence_threshold = best.drafting.confidence_threshold
         head.config.save_pretrained(options.head)
         console.print(f"{cells[0].method} is now the default of {options.head}.")
     return 0
@@ -72,21 +75,30 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", default="builtin", help="builtin, a JSONL file, or a datasets source")
     parser.add_argument("--per-group", type=int, default=1, help="prompts of each group (default 1)")
     parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--depths", type=int, nargs="+", default=[3, 4, 5], help="of EAGLE's trees")
+    parser.add_argument("--depths", type=int, nargs="+", default=[3, 5], help="of EAGLE's trees")
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 12, 16, 24], help="nodes, the root excluded")
     parser.add_argument("--branching", type=int, nargs="+", default=[4], help="children a node of EAGLE's trees")
+    parser.add_argument(
+        "--thresholds", type=float, nargs="+", default=[0, 0.1, 0.3], help="of confidence, below which EAGLE stops"
+    )
     parser.add_argument("--write", action="store_true", help="make the fastest the head's default")
     return parser.parse_args(argv)
 
 
 def eagle_trees(
-    depths: Sequence[int], sizes: Sequence[int], branchings: Sequence[int]
+    depths: Sequence[int], sizes: Sequence[int], branchings: Sequence[int], thresholds: Sequence[float]
 ) -> dict[str, SpeculativeConfig]:
-    """Return dynamic trees of every depth, size and branching, and the chains."""
-    trees = {f"chain of {depth}": SpeculativeConfig("eagle", depth, tree="chain") for depth in depths}
-    for depth, size, branching in itertools.product(depths, sizes, branchings):
-        name = f"depth {depth}, {size} nodes by {branching}"
-        trees[name] = SpeculativeConfig("eagle", depth, tree="dynamic", tree_size=size, branching=branching)
+    """Return dynamic trees of every depth, size, branching and threshold, and the chains."""
+    trees = {}
+    for depth, threshold in itertools.product(depths, thresholds):
+        drafting = DraftingConfig(confidence_threshold=threshold)
+        until = f", from {threshold:g}" if threshold else ""
+        trees[f"chain of {depth}{until}"] = SpeculativeConfig("eagle", depth, tree="chain", drafting=drafting)
+        for size, branching in itertools.product(sizes, branchings):
+            name = f"depth {depth}, {size} nodes by {branching}{until}"
+            trees[name] = SpeculativeConfig(
+                "eagle", depth, tree="dynamic", tree_size=size, branching=branching, drafting=drafting
+            )
     return trees
 
 

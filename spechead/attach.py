@@ -7,12 +7,13 @@ target's own.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, cast
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from .config import METHODS, Method, SpeculativeConfig
+from .config import METHODS, DraftingConfig, Method, SpeculativeConfig
 from .heads.base import Head
 from .heads.load import load_head
 from .heads.medusa import MedusaHeads
@@ -163,8 +164,13 @@ class Speculation:
         sizes = {name: getattr(config, name) or (getattr(best, name) if own else None) for name in names}
         given = {name: value for name, value in sizes.items() if value is not None}
         if medusa:
+            if config.drafting != DraftingConfig():
+                raise ValueError(f"drafting={config.drafting} means nothing to Medusa heads, which draw nothing.")
             proposer: BaseProposer = MedusaProposer(head, tree=tree, **given)
         else:
-            proposer = EagleProposer(head, tree=tree, drafting=config.drafting, **given)
+            drafting = config.drafting
+            if drafting.confidence_threshold is None and tree in ("chain", "dynamic"):
+                drafting = replace(drafting, confidence_threshold=best.confidence_threshold)
+            proposer = EagleProposer(head, tree=tree, drafting=drafting, **given)
         proposer.notes = notes
         return proposer

@@ -56,18 +56,22 @@ class DraftingConfig:
     Attributes:
         temperature: temperature of the draft's own law; None takes the call's. The draft's law never alters the
             target's, so any value is exact; it only moves the acceptance.
-        confidence_threshold: stop drafting a row once its draft's probability of the token just drawn falls below
-            this; None never stops. The drawn token itself is always proposed.
+        confidence_threshold: stop drafting a row once a draft model's probability of the token just drawn, or an EAGLE
+            head's of its likeliest path so far, falls below this. That token or level itself is always proposed.
+            0 never stops; None takes the head's measured default, and never stops a draft model.
     """
 
     temperature: float | int | None = None
-    confidence_threshold: float | None = None
+    confidence_threshold: float | int | None = None
 
     def __post_init__(self) -> None:
         if self.temperature is not None and self.temperature <= 0:
             raise ValueError(f"drafting.temperature={self.temperature} must be above 0; leave it None for the call's.")
-        if self.confidence_threshold is not None and not 0 < self.confidence_threshold < 1:
-            raise ValueError(f"drafting.confidence_threshold={self.confidence_threshold} must lie between 0 and 1.")
+        if self.confidence_threshold is not None and not 0 <= self.confidence_threshold < 1:
+            raise ValueError(
+                f"drafting.confidence_threshold={self.confidence_threshold} must be at least 0 (never stop) "
+                "and below 1."
+            )
 
 
 @strictly

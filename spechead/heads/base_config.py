@@ -22,6 +22,8 @@ COUNTS = (
     "tree_size",
     "branching",
 )
+# Best measured settings of drafting.
+DRAFTING_FIELDS = ("tree", "num_draft_tokens", "tree_size", "branching", "confidence_threshold")
 TREES = ("chain", "static", "dynamic")
 # What transformers itself hands to a config's constructor or writes into config.json besides the declared fields.
 LIBRARY_KEYS = {
@@ -57,6 +59,7 @@ class HeadConfig(PreTrainedConfig):
             layer that it started from; drafting stops there, decoding goes on. None = no limit (Medusa) or none known.
         num_draft_tokens, tree, tree_size, branching: Best measured settings, as in `SpeculativeConfig` (depth;
             "chain", "static", "dynamic" or paths of ranks; nodes kept; children per node); None = the proposer's own.
+        confidence_threshold: Likewise, as in `DraftingConfig`: an EAGLE head stops drafting below it. None = never.
         tie_word_embeddings: Always False: tying would overwrite a pruned LM head with the full embedding.
     """
 
@@ -77,6 +80,7 @@ class HeadConfig(PreTrainedConfig):
     tree: str | list[list[int]] | None = None
     tree_size: int | None = None
     branching: int | None = None
+    confidence_threshold: float | int | None = None
     tie_word_embeddings: bool = False
 
     taps_per_position: ClassVar[int] = 1  # how many taps the head fuses into one feature
@@ -109,6 +113,8 @@ class HeadConfig(PreTrainedConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1.")
+        if self.confidence_threshold is not None and not 0 <= self.confidence_threshold < 1:
+            raise ValueError(f"confidence_threshold={self.confidence_threshold} must be at least 0 and below 1.")
         if isinstance(self.tree, str) and self.tree not in TREES:
             raise ValueError(f"tree={self.tree!r} must be one of {', '.join(TREES)}, or a list of paths of ranks.")
         if self.taps is not None:

@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from ..bench import results as results_file
 from ..bench.results import Results
-from ..heads.base_config import HeadConfig
+from ..heads.base_config import DRAFTING_FIELDS, HeadConfig
 from ..heads.checkpoint import Checkpoint, read_checkpoint
 from ..heads.config import DraftLayerConfig, Eagle3Config, MedusaConfig
 from ..heads.load import make_config
@@ -159,7 +159,7 @@ def facts(config: HeadConfig, checkpoint: Checkpoint) -> str:
         rows.append(["draft vocabulary", f"{config.draft_vocab_size} of the target's {config.vocab_size} ids"])
     if config.trained_positions:
         rows.append(["drafts up to position", str(config.trained_positions)])
-    shape = {name: getattr(config, name) for name in ("tree", "num_draft_tokens", "tree_size", "branching")}
+    shape = {name: getattr(config, name) for name in DRAFTING_FIELDS}
     best = ", ".join(
         f"{name} {value}" for name, value in shape.items() if value is not None and not isinstance(value, list)
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..heads.base import Head
-from ..heads.base_config import HeadConfig
+from ..heads.base_config import DRAFTING_FIELDS, HeadConfig
 from ..heads.checkpoint import read_checkpoint
 from ..heads.config import Eagle3Config
 from ..heads.load import build_head
@@ -29,11 +29,8 @@ NOT_COMPARED = {
     "target_fingerprint",
     "target_num_layers",
     "trained_positions",
-    "num_draft_tokens",
-    "tree",
-    "tree_size",
-    "branching",
     "initializer_range",
+    *DRAFTING_FIELDS,
 }
 
 

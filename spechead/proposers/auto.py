@@ -269,7 +269,11 @@ class AutoProposer(BaseProposer):
     def _draft(
         self, context: Context, plan: Plan, found: list[tuple[list[int], int]]
     ) -> tuple[Proposal, list[int], list[int]]:
-        """Draft a plan; returns the proposal and how deep each row's copy and draft go."""
+        """Draft a plan; returns the proposal and how deep each row's copy and draft were to go.
+
+        A draft that stopped short for want of confidence counts as wrong from there on, or its few sure steps would
+        speak for all.
+        """
         copied = [min(len(draft), plan.copied) for draft, _ in found]
         copy = self.lookup.chains(context, [draft[:count] for (draft, _), count in zip(found, copied, strict=True)])
         nothing = [0] * context.batch
@@ -280,7 +284,8 @@ class AutoProposer(BaseProposer):
             draft = context.clip(self.draft.propose(context))
         finally:
             self.draft.num_draft_tokens = self.deepest
-        reach = (draft.depths * draft.real).max(1).values.tolist()
+        drafts = draft.real[:, 1:].any(1).tolist()
+        reach = [min(plan.depth, room) * drew for room, drew in zip(context.room().tolist(), drafts, strict=True)]
         if not any(copied):
             return draft, nothing, reach
         return merge(draft, copy), copied, reach

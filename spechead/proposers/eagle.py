@@ -63,10 +63,11 @@ class EagleProposer(BaseProposer):
         tree: "chain", "static" (EAGLE-1's published 25 nodes), "dynamic", or paths of ranks.
         tree_size: nodes kept of the tree, the root excluded; None keeps 24 of a dynamic and all of a static one.
         branching: children a node, and nodes expanded a level, of a dynamic tree.
-        drafting: the head's own temperature, for sampled chains.
+        drafting: the head's own temperature, for sampled chains, and the confidence below which a chain or dynamic
+            tree grows no deeper.
 
     Raises:
-        ValueError: if a size is below 1, or the tree is none.
+        ValueError: if a size is below 1, the tree is none, or a static tree is to stop early.
     """
 
     name = "eagle"
@@ -90,6 +91,12 @@ class EagleProposer(BaseProposer):
         self.head, self.num_draft_tokens, self.tree = head, num_draft_tokens, tree
         self.tree_size, self.branching = tree_size or TREE_SIZE, branching
         self.drafting = drafting or DraftingConfig()
+        self.threshold: float = self.drafting.confidence_threshold or 0.0
+        if self.threshold and self.choices:
+            raise ValueError(
+                f"drafting.confidence_threshold={self.threshold} stops chains and dynamic trees; a static tree is "
+                "drafted whole. Leave it out, or give another tree."
+            )
         self.taps = head.taps
         self.trained_positions: int = head.config.trained_positions or 1 << 30
 
@@ -107,9 +114,9 @@ class EagleProposer(BaseProposer):
             return Proposal.root_only(context.root)
         sprout, root = self._catch_up(context), context.root.to(self.head.device)
         if self.tree == "chain":
-            proposal = grow_chain(sprout, context, deepest, self.drafting.temperature, depth)
+            proposal = grow_chain(sprout, context, deepest, self.drafting.temperature, depth, self.threshold)
         elif self.tree == "dynamic":
-            proposal = grow_dynamic(sprout, root, deepest, self.branching, self.tree_size)
+            proposal = grow_dynamic(sprout, root, deepest, self.branching, self.tree_size, self.threshold)
         else:
             proposal = grow_static(sprout, root, [path for path in self.choices if len(path) <= deepest])
         return within(proposal, depth)

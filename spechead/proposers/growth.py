@@ -7,6 +7,7 @@ Sources: Li et al. 2024 (EAGLE, EAGLE-2).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -92,7 +93,12 @@ class Sprout:
 
 
 def grow_chain(
-    sprout: Sprout, context: Context, depth: int, temperature: float | None, reach: Tensor | None = None
+    sprout: Sprout,
+    context: Context,
+    depth: int,
+    temperature: float | None,
+    reach: Tensor | None = None,
+    threshold: float = 0.0,
 ) -> Proposal:
     """Draft a chain: drawn from the head's law for rows that draw, the best token for the others.
 
@@ -102,26 +108,33 @@ def grow_chain(
         depth: tokens to draft.
         temperature: of the head's own law; None takes the call's.
         reach: `[B]` depth to which each row may draft; beyond it a row draws nothing, as its single run would not.
+        threshold: a row drafts no further once all it drafted has less probability; 0 never stops.
     """
     root = context.root.to(sprout.hidden.device)
     live = root >= 0
     reach = torch.full_like(root, depth) if reach is None else reach.to(root.device)
     samplers = [row.sampler for row in context.rows]
     draws = torch.tensor([[sampler.draws_drafts] for sampler in samplers], device=root.device)
-    hidden, tokens, laws = sprout.hidden, [], []
+    hidden, tokens, laws, real = sprout.hidden, [], [], []
+    growing, chance = live, torch.ones_like(root, dtype=torch.float32)
     for level in range(1, depth + 1):
         logits = sprout.logits(hidden[:, None])[:, 0]  # [B, D]
         law = torch.softmax(warp(samplers, logits, temperature), dim=-1)
-        drawn = draft_tokens(samplers, context.draws, law, live & (reach >= level))
+        drawn = draft_tokens(samplers, context.draws, law, growing & (reach >= level))
         tokens.append(sprout.target_ids(drawn))
         laws.append(torch.where(draws, law, torch.zeros_like(law).scatter_(1, drawn[:, None], 1.0)))
+        real.append(growing)
+        if threshold:
+            chance = chance * law.gather(1, drawn[:, None])[:, 0]
+            growing = growing & (chance >= threshold)
+            if not bool(growing.any()):
+                break
         if level < depth:
             parent = torch.full_like(drawn, level - 2)[:, None]
             hidden = sprout.feed(tokens[-1][:, None], hidden[:, None], parent, level)[:, 0]
     drafted = torch.stack(tokens, dim=1)
-    real = live[:, None].expand_as(drafted)
     probs = sprout.target_laws(torch.stack(laws, dim=1), context.target.vocab_size) if context.draws_drafts else None
-    return Proposal.chain(root, drafted, real, probs)
+    return Proposal.chain(root, drafted, torch.stack(real, dim=1), probs)
 
 
 def grow_static(sprout: Sprout, root: Tensor, choices: Choices) -> Proposal:
@@ -158,7 +171,9 @@ def grow_static(sprout: Sprout, root: Tensor, choices: Choices) -> Proposal:
     return tree_proposal(root, tokens, torch.tensor([parents], device=device).expand(batch, -1), max(depths))
 
 
-def grow_dynamic(sprout: Sprout, root: Tensor, depth: int, branching: int, size: int) -> Proposal:
+def grow_dynamic(
+    sprout: Sprout, root: Tensor, depth: int, branching: int, size: int, threshold: float = 0.0
+) -> Proposal:
     """Draft EAGLE-2's dynamic tree: expand the likeliest nodes by depth, re-rank all, keep the best `size`.
 
     Args:
@@ -167,9 +182,11 @@ def grow_dynamic(sprout: Sprout, root: Tensor, depth: int, branching: int, size:
         depth: levels.
         branching: children a node, and nodes expanded a level.
         size: nodes kept, the root excluded.
+        threshold: a row grows no further level once its likeliest path has less probability; 0 never stops.
     """
     batch = len(root)
     k = branching
+    growing = root >= 0
     scores, tokens, parents = [], [], []  # per level: cumulative log-probability, target id, candidate index of parent
     hidden, beam_score = sprout.hidden[:, None], torch.zeros(batch, 1, device=root.device)
     beam = torch.full((batch, 1), -1, device=root.device)  # candidate index of the nodes being expanded
@@ -178,11 +195,14 @@ def grow_dynamic(sprout: Sprout, root: Tensor, depth: int, branching: int, size:
         log_probs = torch.log_softmax(sprout.logits(hidden), dim=-1)  # [B, beam, D]
         best = log_probs.topk(min(k, log_probs.shape[-1]), dim=-1)
         score = (beam_score[..., None] + best.values).flatten(1)  # [B, beam * k]
+        if threshold:
+            score = score.masked_fill(~growing[:, None], -torch.inf)
+            growing = growing & (score.max(dim=1).values >= math.log(threshold))
         token = sprout.target_ids(best.indices).flatten(1)
         scores.append(score)
         tokens.append(token)
         parents.append(beam.repeat_interleave(best.indices.shape[-1], dim=1))
-        if level == depth:
+        if level == depth or (threshold and not bool(growing.any())):
             break
         picked = score.topk(min(k, score.shape[1]), dim=1).indices  # [B, k]
         place = picked // best.indices.shape[-1]  # which of the expanded nodes is the parent
@@ -192,7 +212,7 @@ def grow_dynamic(sprout: Sprout, root: Tensor, depth: int, branching: int, size:
         hidden = sprout.feed(token.gather(1, picked), state, fed_parent, level)
         beam, beam_score = picked + offset, score.gather(1, picked)
         offset += score.shape[1]
-    return _rerank(root, torch.cat(scores, 1), torch.cat(tokens, 1), torch.cat(parents, 1), size, depth)
+    return _rerank(root, torch.cat(scores, 1), torch.cat(tokens, 1), torch.cat(parents, 1), size, len(scores))
 
 
 def _rerank(root: Tensor, scores: Tensor, tokens: Tensor, parents: Tensor, size: int, depth: int) -> Proposal:
@@ -202,20 +222,33 @@ def _rerank(root: Tensor, scores: Tensor, tokens: Tensor, parents: Tensor, size:
     place = torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept)
     index = torch.full_like(tokens, -1).scatter_(1, kept, place)  # [B, C] node of each kept candidate
     above = parents.gather(1, kept)
-    node_parents = torch.where(above >= 0, index.gather(1, above.clamp(min=0)), 0)
+    # A node that did not grow may lack its parent; it is no real one, and any parent will do.
+    node_parents = torch.where(above >= 0, index.gather(1, above.clamp(min=0)).clamp(min=0), 0)
     first = torch.full_like(root, -1)[:, None]
+    grown = scores.gather(1, kept) > -torch.inf  # the others lie deeper than their row went on growing
     return tree_proposal(
         root,
         torch.cat([root.clamp(min=0)[:, None], tokens.gather(1, kept)], dim=1),
         torch.cat([first, node_parents], dim=1),
         depth,
+        torch.nn.functional.pad(grown, (1, 0), value=True),
     )
 
 
-def tree_proposal(root: Tensor, tokens: Tensor, parents: Tensor, depth: int) -> Proposal:
-    """Make a proposal of point masses whose column 0 becomes the roots; done rows have no real node."""
+def tree_proposal(root: Tensor, tokens: Tensor, parents: Tensor, depth: int, grown: Tensor | None = None) -> Proposal:
+    """Make a proposal of point masses whose column 0 becomes the roots; done rows have no real node.
+
+    Args:
+        root: `[B]`, -1 for done rows.
+        tokens: `[B, N]`.
+        parents: `[B, N]`.
+        depth: of the deepest node.
+        grown: `[B, N]` nodes that were drafted; None = all.
+    """
     tokens[:, 0] = root.clamp(min=0)
     real = (root >= 0)[:, None].expand_as(tokens)
+    if grown is not None:
+        real = real & grown
     return Proposal(tokens, parents, real, None, depth)
 
 

@@ -24,6 +24,7 @@ from tests.tiny import build, tiny_config
 from tests.tiny_heads import make_head
 
 NEW_TOKENS, TOLERANCE = 4, 1e-9
+UNSURE = 0.35  # some branches stop after their first level, some go on
 PROMPT = [1, 2, 0, 2, 1]
 WARPERS = {"plain": (), "warped": (TemperatureLogitsWarper(1.4), TopKLogitsWarper(3))}
 TREES = {
@@ -52,11 +53,11 @@ def tiny_target(vocab):
     return build(config, seed=vocab, std=0.25).double()
 
 
-def proposer_of(kind, vocab, overrides, tree, temperature):
+def proposer_of(kind, vocab, overrides, tree, temperature, threshold=None):
     head = make_head(kind, tiny_target(vocab), seed=vocab, std=0.4, **overrides)
     if kind == "medusa":
         return MedusaProposer(head, tree=TREES[tree])
-    drafting = DraftingConfig(temperature=temperature)
+    drafting = DraftingConfig(temperature=temperature, confidence_threshold=threshold)
     return EagleProposer(head, tree=TREES[tree], branching=3, tree_size=7, drafting=drafting)
 
 
@@ -140,6 +141,32 @@ def test_the_law_of_sampled_decoding_is_the_targets(kind, vocab, overrides, tree
     assert distance(law, law_of_target(vocab, warpers)) < TOLERANCE
 
 
+STOPS = [
+    ("eagle", 3, {}, "chain", UNSURE),
+    ("eagle3", 4, {"draft_vocab_size": 3}, "chain", UNSURE),
+    ("eagle", 3, {}, "dynamic", 0.9),
+    ("eagle3", 5, {"draft_vocab_size": 4}, "dynamic", 0.5),
+]
+
+
+@pytest.mark.parametrize(("kind", "vocab", "overrides", "tree", "threshold"), STOPS)
+def test_stopping_where_the_head_is_unsure_leaves_the_law_alone(kind, vocab, overrides, tree, threshold):
+    full = law_of_decoding(vocab, proposer_of(kind, vocab, overrides, tree, None), ())
+    law, drafted, kept = law_of_decoding(vocab, proposer_of(kind, vocab, overrides, tree, None, threshold), ())
+    assert full[1] > drafted > kept > 0
+    assert distance(law, law_of_target(vocab, "plain")) < TOLERANCE
+
+
+def test_the_check_kills_a_chain_that_drops_the_token_it_was_unsure_of(monkeypatch):
+    edit = (
+        "real.append(growing)",
+        "real.append(growing & (chance * law.gather(1, drawn[:, None])[:, 0] >= threshold))",
+    )
+    monkeypatch.setattr(eagle_module, "grow_chain", mutated(grow_chain, edit))
+    law, _, _ = law_of_decoding(3, proposer_of("eagle", 3, {}, "chain", None, UNSURE), ())
+    assert distance(law, law_of_target(3, "plain")) > 1e-3
+
+
 MUTANTS = {
     "q of another temperature than drawn from": (
         "grow_chain",
@@ -147,7 +174,7 @@ MUTANTS = {
     ),
     "the best token drafted, the law reported": (
         "grow_chain",
-        ("drawn = draft_tokens(samplers, context.draws, law, live & (reach >= level))", "drawn = law.argmax(-1)"),
+        ("drawn = draft_tokens(samplers, context.draws, law, growing & (reach >= level))", "drawn = law.argmax(-1)"),
     ),
     "q not moved to the target's ids": (
         "target_laws",

@@ -6,6 +6,7 @@ proposer is recomputed from it by whole forwards of the head over true entries f
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -56,8 +57,9 @@ class Text:
         law = self.log_probs(path)
         return sorted(law, key=lambda token: -law[token])[:count]
 
-    def dynamic_tree(self, depth: int, branching: int, size: int) -> set[Path]:
-        """EAGLE-2's tree: expand the `branching` likeliest nodes of each level, keep the `size` likeliest of all."""
+    def dynamic_tree(self, depth: int, branching: int, size: int, threshold: float = 0.0) -> set[Path]:
+        """EAGLE-2's tree: expand the `branching` likeliest nodes of each level, keep the `size` likeliest of all; no
+        level more below one whose likeliest path is less likely than `threshold`."""
         scores: dict[Path, float] = {(): 0.0}
         level = [()]
         for _ in range(depth):
@@ -67,12 +69,26 @@ class Text:
                 found |= {(*path, token): scores[path] + law[token] for token in self.best(path, branching)}
             scores |= found
             level = list(found)
+            if math.exp(max(found.values())) < threshold:
+                break
         del scores[()]
         return set(sorted(scores, key=lambda path: -scores[path])[:size])
 
     def static_tree(self, choices: list[Path]) -> set[Path]:
         """The tree of paths of ranks."""
         return {self.by_rank(choice) for choice in choices}
+
+    def sure_depth(self, depth: int, threshold: float) -> int:
+        """How deep the chain of best tokens goes: one token beyond the last whose path is at least so likely."""
+        path: Path = ()
+        chance = 0.0
+        for _ in range(depth):
+            token = self.best(path, 1)[0]
+            chance += self.log_probs(path)[token]
+            path = (*path, token)
+            if math.exp(chance) < threshold:
+                break
+        return len(path)
 
     def by_rank(self, choice: Path) -> Path:
         """The tokens of one path of ranks."""

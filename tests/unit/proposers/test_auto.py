@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spechead import SpeculativeConfig, enable_speculation
 from spechead.attach import Speculation
+from spechead.config import DraftingConfig
 from spechead.proposers.auto import LOSSES, PROBE_FIRST, AutoProposer, Ledger, Plan
 from spechead.proposers.draft_model import DraftModelProposer
 from spechead.proposers.eagle import EagleProposer
@@ -278,6 +279,20 @@ class TestLooksBack:
         emitted = [count for count, _ in stats.emitted_per_step[0]]
         assert emitted[0] == 1, "it rested one step, and saw that the copy was right"
         assert emitted[1] == 9
+
+
+def test_a_draft_that_stopped_unsure_counts_as_wrong_from_there_on(target: Any) -> None:
+    """Only sure steps go deep; were they alone counted, every plan would promise what they give."""
+    settings = {"num_draft_tokens": 4, "tree": "chain"}
+    curves = {}
+    for threshold in (0.0, 0.999):
+        ledger = Ledger(**FREE)
+        head = make_head("eagle", target)
+        draft = EagleProposer(head, drafting=DraftingConfig(confidence_threshold=threshold), **settings)
+        generate(target, AutoProposer(PromptLookupProposer(), draft, ledger))
+        curves[threshold] = ledger.drafts.curve(4)
+        assert ledger.drafts.trials > 5
+    assert curves[0.999][3] <= curves[0.0][3] + 0.05
 
 
 class TestState:

@@ -8,6 +8,7 @@ import torch
 from transformers import TemperatureLogitsWarper
 
 from spechead import EagleProposer, SpeculativeConfig, enable_speculation
+from spechead.config import DraftingConfig
 from spechead.decoding import speculative_decode, step
 from spechead.target import Target
 from tests import tiny
@@ -276,6 +277,45 @@ def test_the_state_is_not_resumed_for_other_tokens_or_by_another_head():
 def test_what_drafts_nothing_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         EagleProposer(make_head("eagle", tiny.tiny_model("llama")), **settings)
+
+
+def drafted(model, **settings):
+    out = model.generate(
+        tiny.prompt_ids(),
+        max_new_tokens=NEW,
+        do_sample=False,
+        speculative=SpeculativeConfig("eagle", **settings),
+        return_dict_in_generate=True,
+    )
+    return out.stats.drafted_tokens / out.stats.row_steps
+
+
+def test_a_heads_measured_confidence_threshold_is_its_default_and_a_call_may_give_another():
+    model = enable_speculation(tiny.fresh_model("llama"))
+    head = make_head("eagle3", model, num_draft_tokens=4, tree="chain", confidence_threshold=0.999)
+    enable_speculation(model, head=head)
+    assert drafted(model) < 1.5
+    assert drafted(model, drafting=DraftingConfig(confidence_threshold=0)) > 2.5
+    assert drafted(model, drafting=DraftingConfig(temperature=0.5)) < 1.5
+    assert drafted(model, tree="static") > 15  # measured with chains; static trees have none
+    with pytest.raises(ValueError, match=r"confidence_threshold=0\.3 stops chains and dynamic trees"):
+        drafted(model, tree="static", drafting=DraftingConfig(confidence_threshold=0.3))
+
+
+def test_medusa_heads_under_auto_refuse_what_only_a_drafting_model_has():
+    model = enable_speculation(tiny.fresh_model("llama"))
+    enable_speculation(model, head=make_head("medusa", model))
+    config = SpeculativeConfig("auto", drafting=DraftingConfig(confidence_threshold=0.3))
+    with pytest.raises(ValueError, match="means nothing to Medusa heads"):
+        model.generate(tiny.prompt_ids(), max_new_tokens=4, do_sample=False, speculative=config)
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1, 1.5])
+def test_thresholds_that_are_no_chance_are_refused(threshold):
+    with pytest.raises(ValueError, match="confidence_threshold"):
+        DraftingConfig(confidence_threshold=threshold)
+    with pytest.raises(ValueError, match="confidence_threshold"):
+        make_head("eagle", tiny.tiny_model("llama"), confidence_threshold=threshold)
 
 
 def test_a_given_tree_is_drafted_to_its_own_depth():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from spechead import EagleProposer
+from spechead.config import DraftingConfig
 from spechead.decoding import step
 from spechead.proposers.growth import Sprout, grow_dynamic
 from spechead.target import Target
@@ -55,6 +56,48 @@ def test_the_dynamic_tree_of_every_row_is_as_described(kind, depth, prompts):
     assert proposal.draft_probs is None
 
 
+SURE = (0.01, 0.05, 0.2, 0.51, 0.6, 0.9)  # between the chances of the likeliest paths of these heads
+
+
+def stop(threshold):
+    return DraftingConfig(confidence_threshold=threshold)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@BATCHES
+def test_a_row_that_is_unsure_grows_its_tree_no_deeper_than_described(kind, prompts):
+    depths = set()
+    for threshold in SURE:
+        settings = {"num_draft_tokens": 4, "tree": "dynamic", "branching": 3, "tree_size": 8}
+        _, proposal, texts = drafting(kind, prompts, steps=0, drafting=stop(threshold), **settings)
+        for row, text in enumerate(texts):
+            paths = drafted_paths(proposal, row)
+            assert set(paths) == text.dynamic_tree(4, 3, 8, threshold)
+            depths.add(max(map(len, paths)))
+    assert len(depths) > 2
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@BATCHES
+def test_a_row_that_is_unsure_drafts_its_chain_no_further_than_described(kind, prompts):
+    lengths = set()
+    for threshold in SURE:
+        settings = {"num_draft_tokens": 4, "tree": "chain"}
+        _, proposal, texts = drafting(kind, prompts, steps=0, drafting=stop(threshold), **settings)
+        for row, text in enumerate(texts):
+            sure = text.sure_depth(4, threshold)
+            assert drafted_paths(proposal, row) == [text.by_rank((0,) * depth) for depth in range(1, sure + 1)]
+            lengths.add(sure)
+        assert proposal.max_depth == int(proposal.real.sum(1).max()) - 1
+    assert len(lengths) > 2
+
+
+def test_a_static_tree_is_not_stopped():
+    head = head_of("eagle", tiny.fresh_model("llama"))
+    with pytest.raises(ValueError, match=r"confidence_threshold=0\.3 stops chains and dynamic trees"):
+        EagleProposer(head, tree=CHOICES, drafting=stop(0.3))
+
+
 def test_a_tree_larger_than_its_nodes_keeps_them_all():
     _, proposal, texts = drafting("eagle", PROMPTS[:1], num_draft_tokens=2, tree="dynamic", branching=2, tree_size=50)
     assert set(drafted_paths(proposal, 0)) == texts[0].dynamic_tree(2, 2, 50)
@@ -83,12 +126,14 @@ def test_the_greedy_chain_of_every_row_is_as_described(kind, prompts):
         assert drafted_paths(proposal, row) == [text.by_rank((0,) * depth) for depth in range(1, 5)]
 
 
-@pytest.mark.parametrize("tree", ["chain", "dynamic", "static"])
-def test_a_row_drafts_in_a_ragged_batch_what_it_drafts_alone(tree):
-    _, together, texts = drafting("eagle3", PROMPTS, tree=tree)
+@pytest.mark.parametrize(
+    ("tree", "threshold"), [("chain", 0), ("dynamic", 0), ("static", 0), ("chain", 0.2), ("dynamic", 0.2)]
+)
+def test_a_row_drafts_in_a_ragged_batch_what_it_drafts_alone(tree, threshold):
+    _, together, texts = drafting("eagle3", PROMPTS, tree=tree, drafting=stop(threshold))
     assert len({len(text.ids[0]) for text in texts}) > 1
     for row, prompt in enumerate(PROMPTS):
-        _, alone, _ = drafting("eagle3", [prompt], tree=tree)
+        _, alone, _ = drafting("eagle3", [prompt], tree=tree, drafting=stop(threshold))
         assert drafted_paths(together, row) == drafted_paths(alone, 0)
 
 

@@ -31,12 +31,12 @@ def test_the_fastest_tree_becomes_the_default(
     make_head(kind, table_model(COUNTING)).save_pretrained(tmp_path / "head")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "a", "group": "x", "prompt": "w8 w9"}\n{"id": "b", "group": "y", "prompt": "w4"}\n')
-    sizes = ["--depths", "2", "--sizes", "3", "5", "--branching", "2"]
+    sizes = ["--depths", "2", "--sizes", "3", "5", "--branching", "2", "--thresholds", "0", "0.5"]
     arguments = ["--target", directory, "--dtype", "float32", "--prompts", str(prompts), "--max-new-tokens", "8"]
     assert tune_tree.main([str(tmp_path / "head"), *arguments, *sizes, "--write"]) == 0
     lines = capsys.readouterr().out.splitlines()
     tried = [line for line in lines if "length" in line]
-    assert len(tried) == (2 if kind == "medusa" else 3)
+    assert len(tried) == (2 if kind == "medusa" else 6)
     ratios = [float(line.split("x [")[0].split("x ")[0].split()[-1].rstrip("x")) for line in tried]
     assert ratios == sorted(ratios, reverse=True)
     config = load_head(tmp_path / "head").config
@@ -48,6 +48,7 @@ def test_the_fastest_tree_becomes_the_default(
     else:
         assert (config.tree, config.num_draft_tokens, config.branching) == ("dynamic", 2, 2)
         assert config.tree_size == int(best.split()[2])
+    assert config.confidence_threshold == (None if kind == "medusa" else 0.5 if "from 0.5" in best else 0)
 
 
 def test_medusas_accuracies_are_shares_of_places_where_a_guess_is_the_targets_token() -> None:
