@@ -75,6 +75,8 @@ def footprint(config: PreTrainedConfig, name: str, dtype: torch.dtype | None = N
         ValueError: if it keeps state that speculation cannot roll back, or no causal LM can be built of it.
     """
     kind = dtype or config.dtype or torch.float32
+    if isinstance(kind, str):  # saving a config turns its dtype into text
+        kind = getattr(torch, kind)
     unsupported = hf.unsupported_layers(config)
     if unsupported or config.is_encoder_decoder:
         reason = ", ".join(unsupported) or "an encoder-decoder"

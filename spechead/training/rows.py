@@ -20,6 +20,7 @@ import numpy as np
 from datasets import Dataset, Features, List, Value, concatenate_datasets, load_dataset
 from datasets.arrow_writer import ArrowWriter
 from filelock import FileLock
+from huggingface_hub.utils.sha import sha_fileobj
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -63,18 +64,22 @@ class Rows:
         return self.data.with_format("numpy")["length"][:].tolist()
 
 
+def files_of(source: str) -> list[str]:
+    """Return the files of a source on disk, sorted; none for a dataset on the Hub."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        # A .json beside them is a record about the rows, not rows.
+        return sorted(str(file) for file in path.rglob("*") if file.suffix in FILE_KINDS and file.suffix != ".json")
+    return [str(path)] if path.exists() else []
+
+
 def load_source(source: str) -> Dataset:
     """Load one source.
 
     Raises:
         ValueError: if a path has no readable file, or a Hub name cannot be loaded.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        # A .json beside them is a record about the rows, not rows.
-        files = sorted(str(file) for file in path.rglob("*") if file.suffix in FILE_KINDS and file.suffix != ".json")
-    else:
-        files = [str(path)] if path.exists() else []
+    files = files_of(source)
     if files:
         kinds = {FILE_KINDS.get(Path(file).suffix) for file in files}
         if len(kinds) != 1 or None in kinds:
@@ -117,13 +122,26 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     return hash_of(backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()))
 
 
+def contents_of(source: str) -> list[str]:
+    """Return what a source's rows depend on: its name and its files' bytes, so that a file that was only copied or
+    touched is the same; a Hub dataset's fingerprint."""
+    files = files_of(source)
+    if not files:
+        return [source, str(load_source(source)._fingerprint)]
+    digests = []
+    for file in files:
+        with open(file, "rb") as opened:
+            digests.append(sha_fileobj(opened).hex())
+    return [Path(source).name, *digests]
+
+
 def rows_key(
-    data: Dataset, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any], max_length: int
+    sources: Sequence[str], tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any], max_length: int
 ) -> str:
     """Return the key of the rows that these inputs give."""
     return hash_of(
         {
-            "data": data._fingerprint,
+            "data": [contents_of(source) for source in sources],
             "tokenizer": tokenizer_hash(tokenizer),
             "template": tokenizer.chat_template,
             "template_kwargs": dict(template_kwargs),
@@ -156,7 +174,7 @@ def prepare_rows(
         ValueError: if nothing is left to train on.
     """
     data = load_sources(sources)
-    key = rows_key(data, tokenizer, template_kwargs or {}, max_length)
+    key = rows_key(sources, tokenizer, template_kwargs or {}, max_length)
     directory = cache / f"rows-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(str(directory) + ".lock"):

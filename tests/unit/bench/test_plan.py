@@ -101,6 +101,14 @@ class TestFootprint:
             target.prefill(tiny.prompt_ids(1, 5), None, cache)
         assert footprint(target.model.config, family).cached * 5 == cache.nbytes()
 
+    def test_a_model_that_was_just_saved_is_sized_like_before(self, tmp_path: Path) -> None:
+        model = tiny.fresh_model("llama").bfloat16()
+        before = footprint(model.config, "t", torch.bfloat16)
+        model.save_pretrained(tmp_path)
+        assert model.config.dtype == "bfloat16"
+        assert footprint(model.config, "t") == before
+        assert before.bytes == 2
+
     def test_a_family_without_a_meta_forward_is_sized_from_its_config(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuses(*_: Any, **__: Any) -> None:
             raise RuntimeError("meta")

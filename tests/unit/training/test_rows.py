@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,6 +73,11 @@ def test_the_cache_is_hit_by_the_same_inputs_and_missed_by_any_other(tokenizer, 
     plain = rows_module.build_rows
     monkeypatch.setattr(rows_module, "build_rows", lambda *args: built.append(1) or plain(*args))
     assert prepare_rows([chats], tokenizer, cache, 64).key == keys[0]
+    copied = tmp_path / "elsewhere" / Path(chats).name
+    copied.parent.mkdir()
+    shutil.copyfile(chats, copied)
+    os.utime(chats, (1, 1))
+    assert {prepare_rows([str(same)], tokenizer, cache, 64).key for same in (chats, copied)} == {keys[0]}
     assert not built
     keys.append(prepare_rows([chats], tokenizer, cache, 63).key)
     keys.append(prepare_rows([chats], tokenizer, cache, 64, {"enable_thinking": False}).key)
