@@ -2,7 +2,8 @@
 
 An EAGLE head is tried with dynamic trees of several depths, sizes and confidence thresholds and with chains, Medusa
 heads with the best tree of several sizes for their measured accuracies. All are measured on the package's own prompts
-in one process, against plain generation. `--write` makes the fastest the head's default, in its config.json.
+in one process, against plain generation. `--write` makes the fastest the head's default, in its config.json;
+of trees as fast to within `--tie`, the one with the longest acceptance, which gains more where nodes cost less.
 """
 
 from __future__ import annotations
@@ -57,13 +58,25 @@ def main(argv: list[str] | None = None) -> int:
             f"{cell.method:<38} {cell.ratio:.2f}x [{low:.2f}, {high:.2f}]  length {cell.acceptance_length:.2f}"
         )
     if options.write:
-        best = trees[cells[0].method]
+        chosen = pick(cells, options.tie)
+        best = trees[chosen]
         for name in DRAFTING_FIELDS:
             setattr(head.config, name, getattr(best, name, None))
         head.config.confidence_threshold = best.drafting.confidence_threshold
         head.config.save_pretrained(options.head)
-        console.print(f"{cells[0].method} is now the default of {options.head}.")
+        console.print(f"{chosen} is now the default of {options.head}.")
     return 0
+
+
+def pick(cells: Sequence[Cell], tie: float) -> str:
+    """Return the tree of the longest acceptance among those whose speed is within `tie` of the fastest's.
+
+    Args:
+        cells: the trees' figures, the fastest first.
+        tie: share of the fastest's speed.
+    """
+    ties = [cell for cell in cells if cell.ratio >= (1 - tie) * cells[0].ratio]
+    return max(ties, key=lambda cell: cell.acceptance_length or 0.0).method
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -81,6 +94,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--thresholds", type=float, nargs="+", default=[0, 0.1, 0.3], help="of confidence, below which EAGLE stops"
     )
+    parser.add_argument("--tie", type=float, default=0.02, help="speeds so close count as equal (default 0.02)")
     parser.add_argument("--write", action="store_true", help="make the fastest the head's default")
     return parser.parse_args(argv)
 

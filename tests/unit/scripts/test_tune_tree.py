@@ -8,7 +8,7 @@ import torch
 from scripts import tune_tree
 from spechead import load_head
 from spechead.bench.prompts import Prompt
-from spechead.bench.results import Load
+from spechead.bench.results import Cell, Load
 from tests.tiny import table_model
 from tests.tiny_heads import make_head
 from tests.tiny_tokenizer import tiny_tokenizer
@@ -40,7 +40,8 @@ def test_the_fastest_tree_becomes_the_default(
     ratios = [float(line.split("x [")[0].split("x ")[0].split()[-1].rstrip("x")) for line in tried]
     assert ratios == sorted(ratios, reverse=True)
     config = load_head(tmp_path / "head").config
-    best = tried[0]
+    best = next(line for line in lines if "is now the default" in line)
+    assert any(line.split("x [")[0].startswith(best.split(" is now")[0]) for line in tried)
     if kind == "medusa":
         assert len(config.tree) == int(best.split()[1])
     elif best.startswith("chain"):
@@ -49,6 +50,15 @@ def test_the_fastest_tree_becomes_the_default(
         assert (config.tree, config.num_draft_tokens, config.branching) == ("dynamic", 2, 2)
         assert config.tree_size == int(best.split()[2])
     assert config.confidence_threshold == (None if kind == "medusa" else 0.5 if "from 0.5" in best else 0)
+
+
+def test_of_trees_as_fast_as_each_other_the_longest_acceptance_wins() -> None:
+    trees = {"wide": (1.30, 1.9), "deep": (1.28, 2.1), "slow": (1.20, 2.4)}
+    cells = [
+        Cell(0, "mean", name, 6, 30.0, ratio, None, None, 0.1, acceptance_length=length)
+        for name, (ratio, length) in trees.items()
+    ]
+    assert [tune_tree.pick(cells, tie) for tie in (0.0, 0.02, 0.1)] == ["wide", "deep", "slow"]
 
 
 def test_medusas_accuracies_are_shares_of_places_where_a_guess_is_the_targets_token() -> None:
