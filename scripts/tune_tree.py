@@ -1,9 +1,10 @@
 """Find the tree with which a head is fastest on this machine: python scripts/tune_tree.py HEAD [--write]
 
 An EAGLE head is tried with dynamic trees of several depths, sizes and confidence thresholds and with chains, Medusa
-heads with the best tree of several sizes for their measured accuracies. All are measured on the package's own prompts
-in one process, against plain generation. `--write` makes the fastest the head's default, in its config.json;
-of trees as fast to within `--tie`, the one with the longest acceptance, which gains more where nodes cost less.
+heads with dynamic trees and with the best static tree of several sizes for their measured accuracies. All are measured
+on the package's own prompts in one process, against plain generation. `--write` makes the fastest the head's default,
+in its config.json; of trees as fast to within `--tie`, the one with the longest acceptance, which gains more where
+nodes cost less.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         accuracies = medusa_accuracies(target, head, tokenizer, prompts, load)
         for depth, ranks in enumerate(accuracies, 1):
             console.print(f"depth {depth}, by rank: " + " ".join(f"{share:.3f}" for share in ranks))
-        trees = medusa_trees(accuracies, options.sizes)
+        trees = medusa_trees(accuracies, options.sizes, options.branching)
     else:
         trees = eagle_trees(options.depths, options.sizes, options.branching, options.thresholds)
     cells = measure(target, head, tokenizer, trees, prompts, load)
@@ -90,7 +91,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--depths", type=int, nargs="+", default=[3, 5], help="of EAGLE's trees")
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 12, 16, 24], help="nodes, the root excluded")
-    parser.add_argument("--branching", type=int, nargs="+", default=[4], help="children a node of EAGLE's trees")
+    parser.add_argument("--branching", type=int, nargs="+", default=[4, 6], help="children a node of dynamic trees")
     parser.add_argument(
         "--thresholds", type=float, nargs="+", default=[0, 0.1, 0.3], help="of confidence, below which EAGLE stops"
     )
@@ -116,10 +117,19 @@ def eagle_trees(
     return trees
 
 
-def medusa_trees(accuracies: Sequence[Sequence[float]], sizes: Sequence[int]) -> dict[str, SpeculativeConfig]:
-    """Return the best tree of every size."""
-    choices = {size: [list(path) for path in best_choices(accuracies, size)] for size in sizes}
-    return {f"best {size} nodes": SpeculativeConfig("medusa", tree=paths) for size, paths in choices.items()}
+def medusa_trees(
+    accuracies: Sequence[Sequence[float]], sizes: Sequence[int], branchings: Sequence[int]
+) -> dict[str, SpeculativeConfig]:
+    """Return the best static tree of every size, and dynamic trees of every size and branching."""
+    trees = {}
+    for size in sizes:
+        paths = [list(path) for path in best_choices(accuracies, size)]
+        trees[f"best {size} nodes"] = SpeculativeConfig("medusa", tree=paths)
+        for branching in branchings:
+            trees[f"dynamic, {size} nodes by {branching}"] = SpeculativeConfig(
+                "medusa", tree="dynamic", tree_size=size, branching=branching
+            )
+    return trees
 
 
 def medusa_accuracies(

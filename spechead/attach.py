@@ -148,6 +148,8 @@ class Speculation:
         head.bind(self.target.model)  # the target may have been moved or cast since
         best = head.config
         tree: Any = config.tree or best.tree or ("static" if medusa else "dynamic")
+        if config.branching is not None and tree != "dynamic":
+            raise ValueError(f"branching={config.branching} is for tree='dynamic'; this call drafts tree={tree!r}.")
         notes: list[str] = []
         if self.target.verdict.tier == "chain" and tree != "chain":
             if config.tree is not None:
@@ -160,7 +162,7 @@ class Speculation:
             logger.warning_once(f"{config.method}: {notes[0]}")
         # Best settings were measured with the head's own tree; a caller's paths are as deep and wide as given.
         own = config.tree is None or isinstance(config.tree, str)
-        names = ("num_draft_tokens", "tree_size") if medusa else ("num_draft_tokens", "tree_size", "branching")
+        names = ("num_draft_tokens", "tree_size", "branching")
         sizes = {name: getattr(config, name) or (getattr(best, name) if own else None) for name in names}
         given = {name: value for name, value in sizes.items() if value is not None}
         if medusa:

@@ -20,7 +20,7 @@ _USED_BY: dict[str, tuple[str, ...]] = {
     "num_draft_tokens": ("auto", "draft_model", "eagle", "medusa", "prompt_lookup"),
     "tree": ("auto", "eagle", "medusa"),
     "tree_size": ("auto", "eagle", "medusa"),
-    "branching": ("auto", "eagle"),
+    "branching": ("auto", "eagle", "medusa"),
     "max_ngram": ("auto", "prompt_lookup"),
 }
 

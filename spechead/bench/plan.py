@@ -7,7 +7,8 @@ cache buffers of cache.RaggedCache, masks of hf.model_masks, laws of the propose
 from dataclasses import dataclass
 
 from ..cache import BLOCK
-from ..proposers.eagle import BRANCHING, CATCH_UP, DEPTH, TREE_SIZE
+from ..proposers.eagle import CATCH_UP, DEPTH
+from ..proposers.growth import BRANCHING, TREE_SIZE
 from .footprint import Footprint
 
 SLACK = 64  # slots that generate asks for beyond prompt and answer
@@ -107,7 +108,7 @@ def eagle(head: Footprint, taps: int, tree_size: int | None = None, depth: int |
 
 
 def medusa(head: Footprint, depth: int, tree_size: int | None = None) -> Draft:
-    """Return Medusa heads with their static tree."""
+    """Return Medusa heads with their tree."""
     return Draft("medusa", head, tree_size or MEDUSA_NODES, depth, 1)
 
 

@@ -100,7 +100,8 @@ def variants(
     if name not in METHODS:
         raise ValueError(
             f"{asked!r} is no method; there are {', '.join((*METHODS, NO_DRAFT))}, and with a tree of another kind "
-            "eagle:chain, eagle:static, eagle:dynamic, medusa:chain, medusa:static."
+            "eagle:chain, eagle:static, eagle:dynamic, medusa:chain, medusa:static, "
+            "medusa:dynamic."
         )
     able = [
         each

@@ -29,6 +29,7 @@ from ..heads.config import MedusaConfig
 from ..heads.convert import OWN
 from ..heads.fingerprint import describe_mismatch
 from ..heads.load import OWN_CONFIGS, make_config
+from ..proposers.growth import TREE_SIZE
 from ..proposers.vocabulary import shared_vocabulary
 from . import loading
 
@@ -144,7 +145,9 @@ def pairs(
         notes.append(f"{path}: " + (doubt or "fits this target's config"))
         sizes = head_footprint(head, target)
         if isinstance(head, MedusaConfig):
-            drafts.append(medusa(sizes, head.num_draft_tokens or head.num_heads, head.tree_size))
+            nodes = len(head.tree) if isinstance(head.tree, list) else None
+            nodes = head.tree_size or (TREE_SIZE if head.tree == "dynamic" else nodes)
+            drafts.append(medusa(sizes, head.num_draft_tokens or head.num_heads, nodes))
         else:
             taps = head.taps_per_position
             drafts.append(eagle(sizes, taps, head.tree_size, head.num_draft_tokens))

@@ -23,9 +23,18 @@ from ..fresh import Fresh
 from ..proposal import Proposal
 from .base import BaseProposer
 from .choices import EAGLE_25, Choices, likeliest, static_choices
-from .growth import Sprout, grow_chain, grow_dynamic, grow_static, within
+from .growth import (
+    BRANCHING,
+    TREE_SIZE,
+    Sprout,
+    dynamic_nodes,
+    grow_chain,
+    grow_dynamic,
+    grow_static,
+    within,
+)
 
-DEPTH, TREE_SIZE, BRANCHING = 5, 24, 6  # where nothing else is asked for
+DEPTH = 5  # where nothing else is asked for
 CATCH_UP = 1024  # entries a forward: bounds the mask of a long prompt
 
 
@@ -126,7 +135,7 @@ class EagleProposer(BaseProposer):
         if self.tree == "chain":
             return depth
         if self.tree == "dynamic":
-            return min(self.tree_size, self.branching * (1 + (depth - 1) * self.branching))
+            return dynamic_nodes(depth, self.branching, self.tree_size)
         return sum(len(path) <= depth for path in self.choices)
 
     def select_rows(self, context: Context, index: Tensor) -> None:

@@ -1,7 +1,8 @@
-"""Growing draft trees with an EAGLE head: chain, static tree, or EAGLE-2's dynamic tree, for every row of a batch.
+"""Growing draft trees: chain, static tree, or EAGLE-2's dynamic tree, for every row of a batch.
 
-Each shape feeds the head level by level through a `Sprout`, which keeps the tree's entries behind each row's prefix in
-the head's own cache. Children of trees are point masses; chains of sampled rows are drawn from their own law.
+An EAGLE head is fed level by level through a `Sprout`, which keeps the tree's entries behind each row's prefix in the
+head's own cache; Medusa's guesses are all there from the start. Children of trees are point masses; chains of sampled
+rows are drawn from their own law.
 Sources: Li et al. 2024 (EAGLE, EAGLE-2).
 """
 
@@ -20,6 +21,13 @@ from ..proposal import Proposal
 from ..sampling import draft_tokens, warp
 from ..tree import choices_to_parents
 from .choices import Choices
+
+TREE_SIZE, BRANCHING = 24, 6  # of a dynamic tree, where nothing else is asked for
+
+
+def dynamic_nodes(depth: int, branching: int, size: int) -> int:
+    """Return how many nodes a dynamic tree of `depth` levels keeps, the root excluded."""
+    return min(size, branching * (1 + (depth - 1) * branching))
 
 
 class Sprout:
@@ -210,6 +218,35 @@ def grow_dynamic(
         fed_parent = place + fed_before if level > 1 else torch.full_like(place, -1)
         fed_before = sprout.fed.shape[1]
         hidden = sprout.feed(token.gather(1, picked), state, fed_parent, level)
+        beam, beam_score = picked + offset, score.gather(1, picked)
+        offset += score.shape[1]
+    return _rerank(root, torch.cat(scores, 1), torch.cat(tokens, 1), torch.cat(parents, 1), size, len(scores))
+
+
+def grow_product(root: Tensor, logits: Tensor, branching: int, size: int) -> Proposal:
+    """Draft a tree from guesses that do not know each other: a path's chance is the product of its tokens' own.
+
+    Expands the likeliest nodes by depth and keeps the best `size` of all, as EAGLE-2 does, so that a step spends its
+    nodes where its heads are sure.
+
+    Args:
+        root: `[B]`, -1 for done rows.
+        logits: `[K, B, V]`, of depth 1 to K.
+        branching: children a node, and nodes expanded a level.
+        size: nodes kept, the root excluded.
+    """
+    best = torch.log_softmax(logits.float(), dim=-1).topk(min(branching, logits.shape[-1]), dim=-1)
+    chances, ids = best.values.to(root.device), best.indices.to(root.device)  # [K, B, R]
+    scores, tokens, parents = [], [], []
+    beam_score = torch.zeros(len(root), 1, device=root.device)
+    beam = torch.full((len(root), 1), -1, device=root.device)  # candidate index of the nodes being expanded
+    offset = 0
+    for chance, token in zip(chances, ids, strict=True):
+        score = (beam_score[..., None] + chance[:, None]).flatten(1)  # [B, beam * R]
+        scores.append(score)
+        tokens.append(token.repeat(1, beam.shape[1]))
+        parents.append(beam.repeat_interleave(token.shape[1], dim=1))
+        picked = score.topk(min(branching, score.shape[1]), dim=1).indices
         beam, beam_score = picked + offset, score.gather(1, picked)
         offset += score.shape[1]
     return _rerank(root, torch.cat(scores, 1), torch.cat(tokens, 1), torch.cat(parents, 1), size, len(scores))

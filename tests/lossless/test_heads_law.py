@@ -43,6 +43,7 @@ CELLS = [
     ("eagle3", 5, {"draft_vocab_size": 4}, "static", "warped", None),
     ("medusa", 4, {}, "chain", "warped", None),
     ("medusa", 5, {}, "static", "plain", None),
+    ("medusa", 5, {}, "dynamic", "warped", None),
 ]
 
 
@@ -56,7 +57,7 @@ def tiny_target(vocab):
 def proposer_of(kind, vocab, overrides, tree, temperature, threshold=None):
     head = make_head(kind, tiny_target(vocab), seed=vocab, std=0.4, **overrides)
     if kind == "medusa":
-        return MedusaProposer(head, tree=TREES[tree])
+        return MedusaProposer(head, tree=TREES[tree], **({"tree_size": 7} if tree == "dynamic" else {}))
     drafting = DraftingConfig(temperature=temperature, confidence_threshold=threshold)
     return EagleProposer(head, tree=TREES[tree], branching=3, tree_size=7, drafting=drafting)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from spechead import MedusaProposer, enable_speculation
+from spechead import MedusaProposer, SpeculativeConfig, enable_speculation
 from spechead.decoding import speculative_decode, step
 from spechead.proposers.choices import MEDUSA_63
 from spechead.target import Target
@@ -82,7 +82,54 @@ def test_beyond_the_trained_positions_a_row_stops_drafting_and_goes_on():
     assert last.tokens.shape[1] == 1
 
 
-@pytest.mark.parametrize("tree", ["chain", "static"])
+def dynamic_tree(heads, model, ids, branching, size):
+    """Every step's likeliest nodes, a path's chance being the product of what each head gives its token alone."""
+    hidden = features(heads, model, torch.tensor([ids]))[0, -2]
+    laws = torch.log_softmax(heads(hidden).float(), -1)  # [K, V]
+    level, scores = {(): 0.0}, {}
+    for law in laws:
+        best = law.topk(branching)
+        wide = sorted(level, key=lambda path: -level[path])[:branching]
+        guesses = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        level = {(*path, token): level[path] + chance for path in wide for token, chance in guesses}
+        scores |= level
+    return set(sorted(scores, key=lambda path: -scores[path])[:size])
+
+
+@pytest.mark.parametrize(("branching", "size", "depth"), [(3, 8, 4), (6, 24, 4), (2, 5, 3), (4, 60, 2)])
+def test_the_dynamic_tree_of_every_row_is_as_described(branching, size, depth):
+    model = tiny.fresh_model("llama").double()
+    heads = make_head("medusa", model, num_heads=depth, std=0.5)
+    settings = {"tree": "dynamic", "branching": branching, "tree_size": size}
+    context = start(Target(model), MedusaProposer(heads, **settings), PROMPTS, 40)
+    step(context)
+    shapes = set()
+    proposal = context.proposer.propose(context)
+    for row in range(len(PROMPTS)):
+        paths = drafted_paths(proposal, row)
+        assert set(paths) == dynamic_tree(heads, model, row_text(context, row), branching, size)
+        assert len(paths) == len(set(paths)) == context.proposer.nodes(depth)
+        shapes.add(tuple(proposal.parents[row].tolist()))
+    assert len(shapes) > 1 or size == 60
+    assert proposal.draft_probs is None
+
+
+def test_a_call_may_give_the_shape_of_a_dynamic_tree_and_of_no_other():
+    model = enable_speculation(tiny.fresh_model("llama"))
+    enable_speculation(model, head=make_head("medusa", model, tree="dynamic", tree_size=5, branching=2))
+    call = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
+
+    def drafted(**settings):
+        stats = model.generate(tiny.prompt_ids(), speculative=SpeculativeConfig("medusa", **settings), **call).stats
+        return stats.drafted_tokens / stats.row_steps
+
+    assert 4 < drafted() <= 5
+    assert 8 < drafted(tree_size=9, branching=4) <= 9
+    with pytest.raises(ValueError, match=r"branching=4 is for tree='dynamic'; this call drafts tree='static'"):
+        drafted(tree="static", branching=4)
+
+
+@pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
 def test_rows_that_join_and_leave_equal_their_single_runs(tree):
     model = tiny.tiny_model("llama")
     target, proposer = Target(model), MedusaProposer(make_head("medusa", model), tree=tree)
@@ -146,7 +193,9 @@ def test_sizes_cut_the_published_tree():
     [
         ({"num_draft_tokens": 0}, r"must lie in 1\.\.4"),
         ({"num_draft_tokens": 5}, r"must lie in 1\.\.4"),
-        ({"tree": "dynamic"}, "'dynamic' must be one of chain, static"),
+        ({"tree": "bush"}, "'bush' must be one of chain, static, dynamic"),
+        ({"tree": "dynamic", "branching": 0}, "branching=0"),
+        ({"tree": "dynamic", "tree_size": 0}, "tree_size=0"),
         ({"tree": [(0,) * depth for depth in range(1, 6)]}, "deeper than there are heads"),
         ({"tree_size": 0}, "tree_size=0"),
     ],

@@ -36,13 +36,15 @@ def test_the_fastest_tree_becomes_the_default(
     assert tune_tree.main([str(tmp_path / "head"), *arguments, *sizes, "--write"]) == 0
     lines = capsys.readouterr().out.splitlines()
     tried = [line for line in lines if "length" in line]
-    assert len(tried) == (2 if kind == "medusa" else 6)
+    assert len(tried) == (4 if kind == "medusa" else 6)
     ratios = [float(line.split("x [")[0].split("x ")[0].split()[-1].rstrip("x")) for line in tried]
     assert ratios == sorted(ratios, reverse=True)
     config = load_head(tmp_path / "head").config
     best = next(line for line in lines if "is now the default" in line)
     assert any(line.split("x [")[0].startswith(best.split(" is now")[0]) for line in tried)
-    if kind == "medusa":
+    if best.startswith("dynamic"):
+        assert (config.tree, config.branching, config.tree_size) == ("dynamic", 2, int(best.split()[1]))
+    elif kind == "medusa":
         assert len(config.tree) == int(best.split()[1])
     elif best.startswith("chain"):
         assert (config.tree, config.num_draft_tokens) == ("chain", 2)
