@@ -8,7 +8,7 @@
 
 import sys
 
-from spechead.cli.train import train
+from spechead.cli.main import main
 
 if __name__ == "__main__":
-    train(args=["draft", *sys.argv[1:]])
+    main(["train", "draft", *sys.argv[1:]])

@@ -9,7 +9,7 @@ instead. `spechead train data` is the same main.
 
 import sys
 
-from spechead.cli.train import train
+from spechead.cli.main import main
 
 if __name__ == "__main__":
-    train(args=["data", *sys.argv[1:]])
+    main(["train", "data", *sys.argv[1:]])

@@ -134,11 +134,19 @@ class Speculation:
 
     def _auto(self, config: SpeculativeConfig) -> BaseProposer:
         """Prompt lookup beside the strongest drafting attached: an EAGLE head, Medusa heads, a draft, or none."""
-        lookup = PromptLookupProposer(max_ngram=config.max_ngram or 3)
+        copied = {} if config.num_draft_tokens is None else {"num_draft_tokens": config.num_draft_tokens}
+        lookup = PromptLookupProposer(max_ngram=config.max_ngram or 3, **copied)
         ordered = [*self._heads(medusa=False), *self._heads(medusa=True)]
         if ordered:
             head = ordered[0]
             return AutoProposer(lookup, self._with_head(head, config, isinstance(head, MedusaHeads)))
+        for name in ("tree", "tree_size", "branching"):
+            if getattr(config, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(config, name)!r} is for a head, and none is attached to this model."
+                )
+        if self.draft is None and config.drafting != DraftingConfig():
+            raise ValueError(f"drafting={config.drafting} is for a head or draft model, and none is attached.")
         if self.draft is not None:
             depth = config.num_draft_tokens or 5
             return AutoProposer(lookup, DraftModelProposer(self.draft, depth, self.shared, config.drafting))

@@ -57,8 +57,9 @@ class DraftingConfig:
         temperature: temperature of the draft's own law; None takes the call's. The draft's law never alters the
             target's, so any value is exact; it only moves the acceptance.
         confidence_threshold: stop drafting a row once a draft model's probability of the token just drawn, or an EAGLE
-            head's of its likeliest path so far, falls below this. That token or level itself is always proposed.
-            0 never stops; None takes the head's measured default, and never stops a draft model.
+            head's of its likeliest path so far (of a drawn chain: what was drawn), falls below this. That token or
+            level itself is always proposed. 0 never stops; None takes the head's measured default, and never stops a
+            draft model.
     """
 
     temperature: float | int | None = None

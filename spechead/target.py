@@ -7,6 +7,7 @@ The draft model of draft_model.py is one too. A probe runs once at `enable_specu
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import hf
+from . import attention, hf
 from .cache import RaggedCache
 from .proposal import Proposal
 from .tree import chain_parents
@@ -88,7 +89,8 @@ class Target:
         """
         model = self.model
         modes = (model.training, getattr(model, "is_activation_checkpointing", False))  # dropout; layers without cache
-        key = (self.config._attn_implementation, self.dtype, self.device, *modes, str(vars(self.config)))
+        fields = {name: value for name, value in vars(self.config).items() if name != "_attn_implementation_internal"}
+        key = (attention.implementation(self.config), self.dtype, self.device, *modes, str(fields))
         if self._verdict is None or self._verdict[0] != key:
             self._verdict = (key, probe(self))
         return self._verdict[1]
@@ -165,8 +167,8 @@ class Target:
         positions = (cache.lengths[:, None] + proposal.depths) * proposal.real  # [B, N]
         width = cache.open(proposal.tokens.shape[1])
         alone = proposal.tokens.shape == (1, 1)
-        mask = None
-        if not alone and self.settled.tier == "tree":
+        mask, pays = None, attention.pays(self.config, self.device)
+        if self.settled.tier == "tree" and (pays or not alone):
             mask = self._masks(proposal, cache, positions, width)
         elif not alone and not (len(proposal.tokens) == 1 and proposal.is_chain):
             raise ValueError(
@@ -175,7 +177,8 @@ class Target:
                 "for one row, or load the model with attn_implementation='sdpa'."
             )
         lent = hf.lend(cache, self.num_layers)
-        with torch.inference_mode(not torch.is_grad_enabled()):
+        grouped = attention.grouped(self.config) if pays and mask is not None else nullcontext()
+        with torch.inference_mode(not torch.is_grad_enabled()), grouped:
             return hf.call(self.model, proposal.tokens, positions, mask, lent, taps)
 
     def _masks(self, proposal: Proposal, cache: RaggedCache, positions: Tensor, width: int) -> Any:
@@ -226,8 +229,8 @@ def probe(target: Target) -> Verdict:
     prompt = _tokens(target, 4, 1)
     nodes = _tokens(target, 5, 11)[0]
     parents = torch.tensor([[-1, 0, 0, 1, 2]], device=target.device)
-    left = _one_by_one(target, prompt, nodes[[0, 1, 3]])
-    right = _one_by_one(target, prompt, nodes[[0, 2, 4]])
+    left = _one_by_one(_Fixed(target, chain), prompt, nodes[[0, 1, 3]])  # without masks, as the library itself decodes
+    right = _one_by_one(_Fixed(target, chain), prompt, nodes[[0, 2, 4]])
     real = torch.ones(1, 5, dtype=torch.bool, device=target.device)
     three = Proposal(nodes[None, [0, 1, 3]], chain_parents(1, 3, target.device), real[:, :3])
     at_once = _logits(_Fixed(target, chain), prompt, three)
@@ -242,8 +245,8 @@ def probe(target: Target) -> Verdict:
             + ("call model.eval(): training turns dropout on." if target.model.training else NO_SPECULATION)
         )
     bound = max(3 * noise, floor * scale)
-    reason = f"attn_implementation={target.config._attn_implementation!r} takes no tree mask"
-    if target.config._attn_implementation not in ("sdpa", "eager"):
+    reason = f"attn_implementation={attention.implementation(target.config)!r} takes no tree mask"
+    if attention.implementation(target.config) not in ("sdpa", "eager"):
         return Verdict("chain", None, reason)
     tree = Proposal(nodes[None], parents, real)
     other = nodes.clone()
@@ -253,6 +256,7 @@ def probe(target: Target) -> Verdict:
         trial = _Fixed(target, Verdict("tree", form, ""))
         try:
             got, moved = _logits(trial, prompt, tree), _logits(trial, prompt, changed)
+            alone = _one_by_one(trial, prompt, nodes[:1])
         except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
             reason = f"a tree mask raises {type(error).__name__}: {error}"
             continue
@@ -260,6 +264,7 @@ def probe(target: Target) -> Verdict:
             float((got[[0, 1, 3]] - left).abs().max()),
             float((got[[0, 2, 4]] - right).abs().max()),
             float((got[[0, 1, 3]] - moved[[0, 1, 3]]).abs().max()),
+            float((alone - left[:1]).abs().max()),
         )
         if worst <= bound:
             return Verdict("tree", form, f"tree logits within {worst:.2g} of one-by-one decoding (bound {bound:.2g})")

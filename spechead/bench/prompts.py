@@ -153,10 +153,15 @@ def from_rows(rows: Iterable[Mapping[str, Any]], name: str) -> list[Prompt]:
 
 
 def _spec_bench(row: Mapping[str, Any]) -> Prompt:
-    group = SPEC_BENCH_GROUPS.get(row.get("category", ""))
+    group = SPEC_BENCH_GROUPS.get(str(row.get("category")))
     if group is None:
         raise UnusableRow(f"category {row.get('category')!r} is none of {', '.join(SPEC_BENCH_GROUPS)}")
-    first, *later = row["turns"]
+    turns = row["turns"]
+    if not isinstance(turns, list) or not all(isinstance(turn, str) and turn for turn in turns):
+        raise UnusableRow(f"turns={turns!r} must be a list of texts")
+    if row.get("question_id") is None:
+        raise UnusableRow("question_id is missing")
+    first, *later = turns
     return Prompt(str(row["question_id"]), group, ({"role": "user", "content": first},), tuple(later))
 
 
@@ -165,7 +170,10 @@ def _logged(row: Mapping[str, Any], name: str, number: int) -> Prompt:
     while messages and messages[-1].get("role") == "assistant":  # a log holds the answers too
         messages.pop()
     check_messages(messages)
-    return Prompt(str(row.get("id") or f"{name}-{number}"), str(row.get("group") or name), tuple(messages))
+    given = row.get("id")
+    return Prompt(
+        f"{name}-{number}" if given in (None, "") else str(given), str(row.get("group") or name), tuple(messages)
+    )
 
 
 def encode(

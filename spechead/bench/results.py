@@ -197,7 +197,8 @@ class Results:
             )
         known = {prompt for ids in self.prompts.values() for prompt in ids}
         for record in self.records:
-            asked = {prompt.partition("/")[0] for prompt in record.prompts}
+            # A later turn of a prompt is "id/2"; an id may hold a slash of its own.
+            asked = {prompt if prompt in known else prompt.rpartition("/")[0] for prompt in record.prompts}
             if record.method not in self.methods or record.group not in self.prompts or not asked <= known:
                 raise ValueError(f"a record names a method, group or prompt that the run does not have: {record}.")
         items: list[Record | Cell | Peak | Sample] = [*self.records, *self.cells, *self.peaks, *self.samples]

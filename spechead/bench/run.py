@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..attach import SUPPORT_KEY
-from ..heads.fingerprint import fingerprint, prompt_digest
+from ..heads.fingerprint import fingerprint, head_identity, prompt_digest
 from . import results as results_file
 from .differences import Judge
 from .extras import Peak, Sample
@@ -52,7 +52,7 @@ def describe_model(model: PreTrainedModel, role: str, name: str | None = None, r
         dtype=str(model.dtype).removeprefix("torch."),
         attention=getattr(model.config, "_attn_implementation", None),
         revision=revision,
-        fingerprint={} if role == "head" else fingerprint(model),
+        fingerprint=head_identity(model) if role == "head" else fingerprint(model),
     )
 
 

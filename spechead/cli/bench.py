@@ -144,7 +144,7 @@ def go(results: Results, what: Run, output: Path, page: Path, console: Console) 
         console.print("interrupted; the same command goes on where it stopped", markup=False)
         raise
     finally:
-        if results.cells:
+        if results.cells and output.exists():
             conclude(results, page)
             console.print(f"Written to {output} and {page}", markup=False, highlight=False)
 

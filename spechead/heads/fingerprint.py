@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .base_config import HeadConfig
+from .base_config import DRAFTING_FIELDS, HeadConfig
 
 # Named by every transformers version that this package has to do with; defaults added later must not change the hash.
 HASHED = (
@@ -119,3 +119,12 @@ def compare_logits(known: list[float], found: list[float]) -> str | None:
 def last_part(name: str) -> str:
     """Return the last part of a repo id or a path, lower-cased."""
     return name.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+def head_identity(head: PreTrainedModel) -> dict[str, Any]:
+    """Return what tells a head from what was trained or tuned on in its place: weights' digest, default drafting."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(head.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return {"weights": digest.hexdigest()[:16]} | {name: getattr(head.config, name) for name in DRAFTING_FIELDS}

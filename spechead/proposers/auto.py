@@ -59,6 +59,7 @@ class Ledger:
     ) -> None:
         self.given_step, self.given_draft = step_seconds, draft_seconds
         self.step_clock, self.draft_clock = Clock(), Clock(slope=0.5)
+        self.node_clock = Clock(slope=0.5)  # nodes a row drafted, by depth: a draft may stop short of its plan
         self.copies = [Survival(prior) for prior in (0.0, 0.35, 0.55, 0.75)]  # by n-gram length, 3 and more together
         self.drafts = Survival(0.6)
 
@@ -264,7 +265,8 @@ class AutoProposer(BaseProposer):
         """Nodes that the draft feeds the target at a depth."""
         if self.draft is None or depth == 0:
             return 0
-        return int(self.draft.nodes(depth))
+        most, seen = int(self.draft.nodes(depth)), self.ledger.node_clock.seconds(depth)
+        return min(most, round(seen)) if seen else most
 
     def _draft(
         self, context: Context, plan: Plan, found: list[tuple[list[int], int]]
@@ -285,6 +287,7 @@ class AutoProposer(BaseProposer):
         finally:
             self.draft.num_draft_tokens = self.deepest
         drafts = draft.real[:, 1:].any(1).tolist()
+        self.ledger.node_clock.add(plan.depth, draft.tokens.shape[1] - 1)
         reach = [min(plan.depth, room) * drew for room, drew in zip(context.room().tolist(), drafts, strict=True)]
         if not any(copied):
             return draft, nothing, reach

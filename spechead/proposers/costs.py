@@ -14,7 +14,8 @@ PRIOR = 1.0  # trials that the prior acceptance weighs
 
 
 class Clock:
-    """Medians of recent seconds by number of nodes, with a straight line between and beyond what was seen.
+    """Medians of recent seconds (or other costs) by number of nodes (or levels), with a straight line between and
+    beyond what was seen.
 
     Args:
         slope: guessed cost of one more node, relative to the cost of one, until two sizes were seen.

@@ -100,6 +100,11 @@ class EagleProposer(BaseProposer):
         self.head, self.num_draft_tokens, self.tree = head, num_draft_tokens, tree
         self.tree_size, self.branching = tree_size or TREE_SIZE, branching
         self.drafting = drafting or DraftingConfig()
+        if self.drafting.temperature is not None and tree != "chain":
+            raise ValueError(
+                f"drafting.temperature={self.drafting.temperature} is for tree='chain', which is drawn; the nodes of "
+                "other trees are the likeliest ones at any temperature."
+            )
         self.threshold: float = self.drafting.confidence_threshold or 0.0
         if self.threshold and self.choices:
             raise ValueError(

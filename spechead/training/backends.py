@@ -7,6 +7,7 @@ give the text back or are not as many as the server says it generated.
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -187,7 +188,7 @@ class EndpointBackend:
                     said = error.read().decode(errors="replace")[:500]
                     raise RuntimeError(f"{self.url} refused a request with status {error.code}: {said}") from error
                 reason: Exception = error
-            except OSError as error:
+            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:  # also a reply cut short
                 reason = error
             self.counts["failed requests"] += 1
             if attempt < self.retries:

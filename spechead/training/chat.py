@@ -152,6 +152,10 @@ def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
     Raises:
         UnusableRow: if the row has none of them, or a ShareGPT speaker is unknown.
     """
+    for name in ("messages", "conversations"):
+        turns = row.get(name)
+        if turns and not (isinstance(turns, list | tuple) and all(isinstance(turn, Mapping) for turn in turns)):
+            raise UnusableRow(f"{name} is no list of turns")
     if row.get("messages"):
         return [dict(message) for message in row["messages"]]
     if row.get("conversations"):

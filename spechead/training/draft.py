@@ -25,7 +25,7 @@ from trl import DistillationConfig, DistillationTrainer
 from ..demo_target import resolve_target
 from ..hub.provenance import RECIPE_FILE
 from .callbacks import CurveAndLog, StopOnSignal
-from .chat import Skipped, UnusableRow, messages_of
+from .chat import Skipped, UnusableRow, check_messages, messages_of
 from .recipe import as_mapping, parse, save_recipe
 from .rows import load_sources
 from .run import Outcome
@@ -134,6 +134,7 @@ def prompts(asked: DraftArguments) -> Dataset:
         try:
             messages = messages_of(row)
             first = next(place for place, message in enumerate(messages) if message.get("role") == "user")
+            check_messages(messages[: first + 1])
             found.append({"prompt": messages[: first + 1]})
         except UnusableRow as reason:
             skipped.add(str(reason), row)

@@ -5,6 +5,7 @@ Hours and memory are measured: two micro-batches, the longest and a median one, 
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from typing import Any
@@ -47,11 +48,11 @@ def dry_run(
             text = tokenizer.decode(row["input_ids"][start:stop])
             lines.append(f"  row {row['row_id']}: ...{before!r} -> supervised {text[:SPAN_CHARACTERS]!r}")
     seconds, entries = timed_batches(trainer)
-    total = int(args.num_train_epochs * len(dataset) / max(len(rows), 1) * rows.report["answer_tokens"])
+    steps, total = planned(trainer, rows)
     speed = entries / seconds
     hours = total / speed / args.world_size / 3600
     lines.append(
-        f"{total:,} supervised tokens in {args.num_train_epochs} epochs at {speed:.0f} a second and process: "
+        f"{steps:,} steps, {total:,} supervised tokens at {speed:.0f} a second and process: "
         f"{hours:.2f} hours without evaluation."
     )
     head = sum(weight.numel() for weight in trainer.model.head.parameters())
@@ -63,9 +64,24 @@ def dry_run(
     return lines
 
 
+def planned(trainer: HeadTrainer, rows: Rows) -> tuple[int, int]:
+    """Return the optimiser steps of the run, and the supervised tokens that they read."""
+    args, dataset = trainer.args, trainer.train_dataset
+    batches = len(_batches(trainer, args.world_size * args.gradient_accumulation_steps))
+    epoch = max(batches // (args.world_size * args.gradient_accumulation_steps), 1)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * epoch)
+    answers = len(dataset) / max(len(rows), 1) * rows.report["answer_tokens"]
+    return steps, int(steps / epoch * answers)
+
+
+def _batches(trainer: HeadTrainer, multiple: int = 1) -> list[list[int]]:
+    lengths, rows = trainer.train_dataset.lengths, trainer.rows_per_batch
+    return list(LengthBatches(lengths, trainer.tokens_per_batch, 0, multiple, shuffle=False, rows_per_batch=rows))
+
+
 def timed_batches(trainer: HeadTrainer) -> tuple[float, int]:
     """Return seconds and supervised entries of a forward and backward over the longest and a median batch."""
-    batches = list(LengthBatches(trainer.train_dataset.lengths, trainer.tokens_per_batch, seed=0, shuffle=False))
+    batches = _batches(trainer)
     seconds, entries = 0.0, 0
     for batch in (batches[-1], batches[len(batches) // 2]):
         inputs = collate([trainer.train_dataset[place] for place in batch])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -81,6 +81,26 @@ class BackendArguments:
             )
 
 
+def with_ids(data: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows, each with an id that no other has, the same at every start: its own, or its place; where two
+    sources count alike, the later one's starts with the source.
+
+    Raises:
+        ValueError: if two rows of one source have the same id.
+    """
+    rows: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    for place, row in enumerate(data):
+        name = str(row["id"] if row.get("id") is not None else place)
+        if name in taken:
+            name = f"{row.get('source', 'row')}:{name}"
+        if name in taken:
+            raise ValueError(f"Two rows are called {name}; an answer is kept by its row's id, so each needs its own.")
+        taken.add(name)
+        rows.append({**row, "id": name})
+    return rows
+
+
 def generate_data(argv: Sequence[str] | None = None) -> list[str]:
     """Answer prompts as `--config` and overrides say.
 
@@ -101,7 +121,7 @@ def generate_data(argv: Sequence[str] | None = None) -> list[str]:
     check_provenance(directory, provenance(asked, how, tokenizer, prints), state.is_main_process)
     log = AnswerLog(directory, state.process_index)
     state.wait_for_everyone()
-    rows = [{"id": place, **row} if row.get("id") is None else row for place, row in enumerate(data)]
+    rows = with_ids(data)
     own = rows[state.process_index :: state.num_processes]
     interview = Interview(own, encoder, log, asked.temperatures, asked.seed, asked.max_prompt_tokens)
     turns = max((count_turns(row) for row in own), default=0)

@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from transformers import TrainingArguments
 from trl import TrlParser
@@ -48,6 +49,12 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         self.template_kwargs = as_mapping("template_kwargs", self.template_kwargs)
+        self.data = [self.data] if isinstance(self.data, str) else self.data
+        if not self.data:
+            raise ValueError("data is empty; name at least one file, directory or Hub dataset.")
+        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise ValueError(f"dtype={self.dtype!r} is none of torch's; give bfloat16, float16 or float32.")
+        at_least_one(max_length=self.max_length)
         if self.features not in FEATURES:
             raise ValueError(f"features={self.features!r} is unknown; give one of {', '.join(FEATURES)}.")
         if not 0.0 < self.held_out < 1.0:
@@ -79,8 +86,7 @@ class RunArguments:
     acceptance_new_tokens: int = field(default=64, metadata={"help": "New tokens of each of them."})
 
     def __post_init__(self) -> None:
-        if self.rows_per_batch is not None and self.rows_per_batch < 1:
-            raise ValueError(f"rows_per_batch={self.rows_per_batch} holds no row; give at least 1, or leave it out.")
+        at_least_one(tokens_per_batch=self.tokens_per_batch, rows_per_batch=self.rows_per_batch)
 
 
 @dataclass
@@ -112,8 +118,10 @@ class EagleArguments:
         self.head = as_mapping("head", self.head)
         if self.method not in ("eagle", "eagle3"):
             raise ValueError(f"method={self.method!r} is unknown; give eagle3, or eagle for EAGLE-1/2.")
-        if self.depths < 1:
-            raise ValueError(f"depths={self.depths} trains nothing; give at least 1.")
+        at_least_one(depths=self.depths, draft_vocab_size=self.draft_vocab_size, softmax_rows=self.softmax_rows)
+        check_decay(self.decay)
+        if self.init_head is not None:
+            refuse_beside_init_head(draft_vocab_size=self.draft_vocab_size, head=self.head or None)
         if not 0.0 <= self.first_depth_share < 1.0:
             raise ValueError(f"first_depth_share={self.first_depth_share} must be at least 0 and below 1.")
         if self.method == "eagle":
@@ -141,6 +149,30 @@ class MedusaArguments:
 
     def __post_init__(self) -> None:
         self.head = as_mapping("head", self.head)
+        at_least_one(num_heads=self.num_heads, softmax_rows=self.softmax_rows)
+        check_decay(self.decay)
+        if self.init_head is not None:
+            refuse_beside_init_head(head=self.head or None)
+
+
+def at_least_one(**counts: int | None) -> None:
+    """Raise ValueError for a count below 1; None leaves it open."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} leaves nothing to train; give at least 1.")
+
+
+def check_decay(decay: float) -> None:
+    """Raise ValueError unless each depth weighs something, and no more than the one before."""
+    if not 0.0 < decay <= 1.0:
+        raise ValueError(f"decay={decay} must be above 0 and at most 1.")
+
+
+def refuse_beside_init_head(**given: Any) -> None:
+    """Raise ValueError for what a head that is gone on with has decided already."""
+    said = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    if said:
+        raise ValueError(f"{', '.join(said)}: init_head keeps its own; leave it out, or train without init_head.")
 
 
 @dataclass
@@ -201,11 +233,12 @@ def parse(classes: Sequence[type], argv: Sequence[str] | None = None) -> tuple[A
     known = sorted(
         {entry.name for cls in classes for entry in dataclasses.fields(cls) if entry.init} | {"env", "config", "help"}
     )
+    argv = [part for argument in argv for part in split_config(argument)]
     if "--config" in argv and argv.index("--config") + 1 < len(argv):
         path = Path(argv[argv.index("--config") + 1])
         if not path.exists():
             raise ValueError(f"--config {path} does not exist.")
-        for name in yaml.safe_load(path.read_text()) or {}:
+        for name in read_config(path):
             refuse_unknown(name, known, f"{path}")
     for argument in argv:
         if argument.startswith("--"):
@@ -214,6 +247,27 @@ def parse(classes: Sequence[type], argv: Sequence[str] | None = None) -> tuple[A
                 name.removeprefix("no_") if name.removeprefix("no_") in known else name, known, "the command line"
             )
     return TrlParser(list(classes), allow_abbrev=False).parse_args_and_config(argv)
+
+
+def split_config(argument: str) -> list[str]:
+    """Return `--config=file` as two arguments, which is how TRL's parser wants it, and any other as it is."""
+    name, equals, path = argument.partition("=")
+    return [name, path] if equals and name == "--config" else [argument]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a recipe's YAML.
+
+    Raises:
+        ValueError: if it is broken, or no mapping of names.
+    """
+    try:
+        said = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path} is no YAML: {error}") from error
+    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said):
+        raise ValueError(f"--config {path} must map names to values, one a line: `learning_rate: 1.0e-3`.")
+    return said
 
 
 def refuse_unknown(name: str, known: Sequence[str], where: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, Features, List, Value, concatenate_datasets, load_dataset
 from datasets.arrow_writer import ArrowWriter
+from datasets.exceptions import DatasetGenerationError
 from filelock import FileLock
 from huggingface_hub.utils.sha import sha_fileobj
 from transformers import PreTrainedTokenizerBase
@@ -28,12 +29,13 @@ from .chat import ChatEncoder, Skipped, TokenRow, UnusableRow, messages_of
 
 logger = logging.get_logger(__name__)
 
-ROWS_VERSION = 3  # raise it when the same source would give other rows
+ROWS_VERSION = 4  # raise it when the same source would give other rows
 ROWS_FILE, COUNTS_FILE = "rows.arrow", "counts.npy"
 KNOWN_COLUMNS = ("id", "turn", "source", "prompt_ids", "response_ids", "messages", "conversations", "prompt")
 ROW_FEATURES = Features(
     {
         "row_id": Value("string"),
+        "chat": Value("string"),
         "source": Value("string"),
         "input_ids": List(Value("int32")),
         "spans": List(List(Value("int32"))),
@@ -45,8 +47,8 @@ FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows on disk: `data` has columns `row_id`, `source`, `input_ids`, `spans`; `report` is the counts and skip
-    reasons."""
+    """Rows on disk: `data` has columns `row_id`, `chat`, `source`, `input_ids`, `spans`; `report` is counts and
+    reasons for skipping."""
 
     data: Dataset
     key: str
@@ -84,7 +86,13 @@ def load_source(source: str) -> Dataset:
         kinds = {FILE_KINDS.get(Path(file).suffix) for file in files}
         if len(kinds) != 1 or None in kinds:
             raise ValueError(f"{source} must hold files of one kind out of {sorted(FILE_KINDS)}.")
-        return load_dataset(kinds.pop(), data_files=files, split="train")
+        try:
+            return load_dataset(kinds.pop(), data_files=files, split="train")
+        except (StopIteration, DatasetGenerationError, OSError) as error:
+            reason = error.__cause__ or error
+            raise ValueError(
+                f"{source} cannot be read ({type(reason).__name__}: {reason}); is a file empty, or a line broken?"
+            ) from error
     name, _, split = source.partition(":")
     try:
         return load_dataset(name, split=split or "train")
@@ -136,7 +144,11 @@ def contents_of(source: str) -> list[str]:
 
 
 def rows_key(
-    sources: Sequence[str], tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any], max_length: int
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    template_kwargs: Mapping[str, Any],
+    max_length: int,
+    end_ids: Sequence[int] | None = None,
 ) -> str:
     """Return the key of the rows that these inputs give."""
     return hash_of(
@@ -146,6 +158,7 @@ def rows_key(
             "template": tokenizer.chat_template,
             "template_kwargs": dict(template_kwargs),
             "max_length": max_length,
+            "end_ids": None if end_ids is None else list(end_ids),
             "vocab_size": len(tokenizer),
             "version": ROWS_VERSION,
         }
@@ -174,7 +187,7 @@ def prepare_rows(
         ValueError: if nothing is left to train on.
     """
     data = load_sources(sources)
-    key = rows_key(sources, tokenizer, template_kwargs or {}, max_length)
+    key = rows_key(sources, tokenizer, template_kwargs or {}, max_length, end_ids)
     directory = cache / f"rows-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(str(directory) + ".lock"):
@@ -236,6 +249,7 @@ def encoded_rows(
                 cut = cut_row(made, max_length)
                 yield {
                     "row_id": name if turn == 0 else f"{name}.{turn}",
+                    "chat": name,
                     "source": str(row["source"]),
                     "input_ids": cut.input_ids,
                     "spans": cut.spans,

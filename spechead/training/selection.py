@@ -87,8 +87,7 @@ def split_rows(rows: Rows, share: float, seed: int = 0) -> tuple[list[int], list
     draw: dict[str, float] = {}
     train: list[int] = []
     held_out: list[int] = []
-    for number, row_id in enumerate(rows.data["row_id"]):
-        chat = row_id.split(".")[0]
+    for number, chat in enumerate(rows.data["chat"]):
         if chat not in draw:
             draw[chat] = int(hashlib.sha256(f"{seed}:{chat}".encode()).hexdigest()[:8], 16) / 16**8
         (held_out if draw[chat] < share else train).append(number)

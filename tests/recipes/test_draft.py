@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from spechead import enable_speculation
-from spechead.training.draft import distill_draft, shrink
+from spechead.training.draft import DraftArguments, distill_draft, prompts, shrink
 
 
 @pytest.fixture
@@ -77,6 +79,14 @@ def test_the_aligned_draft_is_a_plain_model_that_drafts(settings, flags, tiny, r
     plain = target.generate(ids, max_new_tokens=10, do_sample=False)
     model = enable_speculation(target, draft_model=draft.eval())
     assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False, speculative="draft_model"), plain)
+
+
+def test_prompts_without_text_are_skipped_and_counted(settings, tiny, tmp_path, caplog):
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in ("red sun", "", None)]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = DraftArguments(target=str(tiny), data=[str(path)], keep_every=2)
+    assert prompts(asked)["prompt"] == [[{"role": "user", "content": "red sun"}]]
 
 
 def test_either_a_draft_or_layers_of_the_target_are_asked_for(settings, flags):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spechead import mixin
 from spechead.training import generate
 from spechead.training.backends import EndpointBackend, LocalBackend
-from spechead.training.generate import generate_data
+from spechead.training.generate import generate_data, with_ids
 from spechead.training.generations import AnswerLog, Question, batches
 
 
@@ -113,6 +113,24 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_an_answer(settings, fl
     assert len(keys) == len(set(keys)) == 45
 
 
+def test_sources_that_count_alike_keep_all_their_answers(settings, flags, tmp_path):
+    sources = []
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"id": n, "prompt": f"{name} {n}"}) + "\n" for n in range(3)))
+        sources.append(str(path))
+    generate_data(flags(settings | {"data": sources}))
+    made = records(tmp_path / "answers")
+    assert sorted(record["id"] for record in made) == ["0", "1", "2", "b.jsonl:0", "b.jsonl:1", "b.jsonl:2"]
+    generate_data(flags(settings | {"data": sources}))
+    assert len(records(tmp_path / "answers")) == 6
+
+
+def test_two_rows_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="Two rows are called s:3"):
+        with_ids([{"id": 3, "source": "s"}] * 3)
+
+
 def test_answers_of_other_processes_are_found_whatever_their_number(settings, flags, tmp_path, monkeypatch):
     class Second:
         is_main_process, is_local_main_process, process_index, num_processes, device = (
@@ -198,6 +216,12 @@ def server(tiny):
             reply = json.dumps({"choices": [choice], "usage": {"completion_tokens": count}}).encode()
             with lock:
                 state["under_way"] -= 1
+            if state["behaviour"] == "cut short" and failing:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(reply)))
+                self.end_headers()
+                self.wfile.write(reply[:9])
+                return
             status = 404 if state["behaviour"] == "refuse" else 503 if failing else 200
             self.send_response(status)
             self.send_header("Content-Length", str(len(reply)))
@@ -252,6 +276,15 @@ def test_a_refusing_server_and_a_failing_one_end_with_what_they_said(tiny, serve
     server["fail"], server["behaviour"] = 0, "refuse"
     with pytest.raises(RuntimeError, match="status 404"):
         backend.answer([question])
+
+
+def test_a_reply_that_was_cut_short_is_asked_for_again(tiny, server, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    backend = EndpointBackend(server["url"], "m", AutoTokenizer.from_pretrained(tiny), [1], 4, 0, retries=2)
+    server["behaviour"], server["fail"] = "cut short", 2
+    (answer,) = backend.answer([Question("0", 0, "", 0.0, [1, 2])])
+    assert answer is not None
+    assert len(server["bodies"]) == 3
 
 
 def test_half_lines_are_dropped_and_whole_ones_kept(tmp_path):

@@ -30,6 +30,19 @@ def test_a_recipe_lists_its_fields(script, field, monkeypatch, capsys):
     assert "--config" in (RECIPES / script).read_text()
 
 
+def test_a_mistake_in_a_config_is_one_line(monkeypatch, capsys, tmp_path):
+    config = tmp_path / "recipe.yaml"
+    config.write_text("learning_rat: 1\n")
+    monkeypatch.setattr(sys, "argv", ["train_eagle.py", "--config", str(config)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(RECIPES / "train_eagle.py"), run_name="__main__")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "Did you mean 'learning_rate'?" in said
+    assert len(said.splitlines()) == 1
+
+
 def test_every_recipe_is_tested_here():
     assert {path.name for path in RECIPES.glob("*.py")} == {
         "generate_data.py",

@@ -4,6 +4,7 @@ refusals."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,29 @@ def test_the_dry_run_shows_the_spans_and_stops(settings, flags, tmp_path, monkey
     for word in ("answers", "<|im_start|>assistant", "supervised", "hours", "Disk", "Peak memory"):
         assert word in said
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "batch"),
+    [({"max_steps": "3"}, 3, None), ({"rows_per_batch": "1", "num_train_epochs": "2"}, None, 1)],
+)
+def test_the_dry_run_plans_the_run_that_was_asked_for(settings, flags, given, steps, batch, monkeypatch):
+    seen = []
+    plain = HeadTrainer.compute_loss
+
+    def watched(self, model, inputs, **rest):
+        seen.append(len(inputs["input_ids"]))
+        return plain(self, model, inputs, **rest)
+
+    monkeypatch.setattr(HeadTrainer, "compute_loss", watched)
+    said = "\n".join(train_eagle(flags(settings | given | {"dry_run": "true"})).lines)
+    planned, tokens = (
+        int(part.replace(",", "")) for part in re.search(r"([\d,]+) steps, ([\d,]+) sup", said).groups()
+    )
+    rows = int(re.search(r"\((\d+) to train on\)", said).group(1))
+    assert tokens > 0
+    assert planned == (steps or 2 * rows)
+    assert batch is None or seen == [batch, batch]
 
 
 def test_a_trained_head_drafts_for_its_target(settings, flags, tiny):

@@ -84,6 +84,12 @@ def test_another_file_goes_through_datasets(tmp_path: Path) -> None:
         ('{"messages": [{"role": "assistant", "content": "x"}]}', r"row 1 of log cannot be a prompt: no messages"),
         ('{"category": "poems", "turns": ["x"]}', r"category 'poems' is none of writing"),
         ('{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "a"}', r"several rows have the id 'a'"),
+        ('{"category": ["writing"], "turns": ["x"]}', r"category \['writing'\] is none of"),
+        ('{"category": "writing", "turns": "hello", "question_id": 1}', r"turns='hello' must be a list of texts"),
+        ('{"category": "writing", "turns": [5], "question_id": 1}', r"turns=\[5\] must be a list of texts"),
+        ('{"category": "writing", "turns": ["x"]}', r"question_id is missing"),
+        ('{"messages": "hello"}', r"messages is no list of turns"),
+        ('{"conversations": ["hello"]}', r"conversations is no list of turns"),
         ("\n", r"holds no prompt"),
     ],
 )
@@ -117,6 +123,12 @@ def test_encoding_uses_the_template_its_arguments_or_neither() -> None:
     assert encode(bare, chat) == [5, 6, 7, 8]
     with pytest.raises(ValueError, match="no chat template"):
         encode(bare, chat, {"think": True})
+
+
+def test_an_id_of_zero_is_an_id(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"id": 0, "prompt": "x"}\n{"prompt": "y"}\n{"id": "", "prompt": "z"}\n')
+    assert [prompt.id for prompt in load_prompts(str(path))] == ["0", "log-2", "log-3"]
 
 
 def test_rows_without_a_group_take_the_sources_name() -> None:

@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from spechead import load_head
 from spechead.bench import strict_json
 from spechead.bench.results import Cell, Difference, Hardware, Load, Model, Record, Results, Versions, load, save
+from spechead.bench.run import describe_model
+from tests.tiny import tiny_model
+from tests.tiny_heads import make_head
 
 
 def record(**changes: Any) -> Record:
@@ -106,6 +111,33 @@ def test_figures_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:
 
 def test_a_later_turn_counts_as_its_prompt() -> None:
     results(records=[record(prompts=["a/2"])]).check()
+
+
+def test_a_prompts_own_id_may_hold_a_slash() -> None:
+    run = results(
+        prompts={"chat": ["a", "team/b"]}, records=[record(prompts=[name]) for name in ("team/b", "team/b/2")]
+    )
+    run.check()
+    with pytest.raises(ValueError, match="that the run does not have"):
+        results(records=[record(prompts=["team/a"])]).check()
+
+
+@pytest.mark.parametrize("change", ["weights", "default"])
+def test_a_head_that_was_trained_or_tuned_on_in_its_place_is_another_run(change: str, tmp_path: Path) -> None:
+    head = make_head("eagle3", tiny_model("llama"))
+    head.save_pretrained(tmp_path / "head")
+    described = [describe_model(load_head(tmp_path / "head"), "head") for _ in range(2)]
+    assert described[0] == described[1]
+    run = results(models=[described[0]])
+    save(run, tmp_path / "results.json")
+    assert run.same_run(load(tmp_path / "results.json"))
+    if change == "weights":
+        with torch.no_grad():
+            head.fc.weight[0, 0] += 1
+    else:
+        head.config.confidence_threshold = 0.2
+    head.save_pretrained(tmp_path / "head")
+    assert not run.same_run(results(models=[describe_model(load_head(tmp_path / "head"), "head")]))
 
 
 def test_which_prompts_are_measured() -> None:

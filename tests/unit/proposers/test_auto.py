@@ -295,6 +295,45 @@ def test_a_draft_that_stopped_unsure_counts_as_wrong_from_there_on(target: Any) 
     assert curves[0.999][3] <= curves[0.0][3] + 0.05
 
 
+def test_the_plan_is_priced_by_the_nodes_that_were_really_drafted(target: Any) -> None:
+    """A draft that stops unsure feeds fewer nodes than its tree could hold."""
+    head = make_head("eagle", target)
+    settings = {"num_draft_tokens": 6, "tree": "dynamic", "tree_size": 20, "branching": 3}
+    priced = {}
+    for threshold in (0.0, 0.999):
+        draft = EagleProposer(head, drafting=DraftingConfig(confidence_threshold=threshold), **settings)
+        proposer = AutoProposer(PromptLookupProposer(), draft, Ledger(**FREE))
+        assert proposer._nodes(6) == 20
+        generate(target, proposer)
+        priced[threshold] = proposer._nodes(6)
+    assert priced[0.999] <= 4 < priced[0.0]
+
+
+class TestSettings:
+    def test_a_depth_is_also_lookups(self) -> None:
+        model = enable_speculation(llama(), head=make_head("eagle", llama()))
+        proposer, _ = Speculation.of(model).proposer(SpeculativeConfig("auto", num_draft_tokens=2))
+        assert proposer.copy_lengths == [1, 2]
+        assert proposer.deepest == 2
+        proposer, _ = Speculation.of(model).proposer("auto")
+        assert proposer.copy_lengths[-1] > 2
+
+    @pytest.mark.parametrize(
+        ("draft", "field"),
+        [
+            (False, {"tree": "chain"}),
+            (False, {"tree_size": 4}),
+            (False, {"branching": 4}),
+            (False, {"drafting": DraftingConfig(temperature=0.5)}),
+            (True, {"tree": "chain"}),
+        ],
+    )
+    def test_what_nothing_attached_could_use_is_refused(self, draft: bool, field: dict[str, Any]) -> None:
+        model = enable_speculation(llama(), draft_model=llama() if draft else None)
+        with pytest.raises(ValueError, match=f"{next(iter(field))}=.* none is attached"):
+            Speculation.of(model).proposer(SpeculativeConfig("auto", **field))
+
+
 class TestState:
     def test_a_second_call_starts_fresh(self, target: Any) -> None:
         first, second = (generate(target, auto("eagle", target, Ledger(**STEEP))).stats for _ in range(2))

@@ -297,6 +297,8 @@ def test_a_heads_measured_confidence_threshold_is_its_default_and_a_call_may_giv
     assert drafted(model) < 1.5
     assert drafted(model, drafting=DraftingConfig(confidence_threshold=0)) > 2.5
     assert drafted(model, drafting=DraftingConfig(temperature=0.5)) < 1.5
+    with pytest.raises(ValueError, match=r"temperature=0\.5 is for tree='chain'"):
+        drafted(model, tree="dynamic", drafting=DraftingConfig(temperature=0.5))
     assert drafted(model, tree="static") > 15  # measured with chains; static trees have none
     with pytest.raises(ValueError, match=r"confidence_threshold=0\.3 stops chains and dynamic trees"):
         drafted(model, tree="static", drafting=DraftingConfig(confidence_threshold=0.3))

@@ -66,11 +66,51 @@ def test_an_unknown_flag_is_an_error_with_the_nearest_name(config):
         (["--method", "eagle4"], "method='eagle4'"),
         (["--depths", "0"], "depths=0"),
         (["--held_out", "0"], "held_out=0"),
+        (["--max_length", "0"], "max_length=0"),
+        (["--dtype", "float99"], "dtype='float99'"),
+        (["--tokens_per_batch", "0"], "tokens_per_batch=0"),
+        (["--rows_per_batch", "0"], "rows_per_batch=0"),
+        (["--decay", "0"], r"decay=0\.0"),
+        (["--softmax_rows", "-1"], "softmax_rows=-1"),
+        (["--draft_vocab_size", "0"], "draft_vocab_size=0"),
+        (["--init_head", "h", "--draft_vocab_size", "8"], "draft_vocab_size=8, head=.*: init_head keeps its own"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(config, arguments, said):
     with pytest.raises(ValueError, match=said):
         parse(CLASSES, ["--config", str(config), *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--num_heads", "0"], "num_heads=0"),
+        (["--decay", "1.5"], r"decay=1\.5"),
+        (["--softmax_rows", "0"], "softmax_rows=0"),
+        (["--init_head", "h", "--head", '{"num_heads": 3}'], "init_head keeps its own"),
+    ],
+)
+def test_values_that_mean_nothing_to_medusa_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        parse((DataArguments, MedusaArguments), ["--target", "t", "--data", "a", *arguments])
+
+
+def test_one_source_may_stand_alone_and_none_is_refused(config):
+    config.write_text("target: t\ndata: a.jsonl\nuse_cpu: true\nbf16: false\n")
+    data, *_ = parse(CLASSES, [f"--config={config}"])
+    assert data.data == ["a.jsonl"]
+    config.write_text("target: t\ndata: []\n")
+    with pytest.raises(ValueError, match="data is empty"):
+        parse(CLASSES, ["--config", str(config)])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("target: [", "is no YAML"), ("- target", "must map names"), ("5: x", "must map names")]
+)
+def test_a_config_that_is_none_is_named(config, text, said):
+    config.write_text(text)
+    with pytest.raises(ValueError, match=f"recipe.yaml {said}"):
+        parse(CLASSES, ["--config", str(config)])
 
 
 def test_a_saved_recipe_repeats_the_arguments(config, tmp_path):

@@ -95,10 +95,30 @@ def test_the_cache_is_hit_by_the_same_inputs_and_missed_by_any_other(tokenizer, 
     tokenizer.chat_template = template + "{# another #}"
     keys.append(prepare_rows([chats], tokenizer, cache, 64).key)
     tokenizer.chat_template = template
+    keys.append(prepare_rows([chats], tokenizer, cache, 64, None, [1]).key)
     tokenizer.add_tokens(["brand-new"])
     keys.append(prepare_rows([chats], tokenizer, cache, 64).key)
-    assert len(set(keys)) == len(keys) == 7
-    assert len(built) == 6
+    assert len(set(keys)) == len(keys) == 8
+    assert len(built) == 7
+
+
+@pytest.mark.parametrize("text", ["", '{"prompt": "a"}\n{oops\n'])
+def test_files_that_cannot_be_read_are_named(tmp_path, text):
+    path = tmp_path / "broken.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"broken\.jsonl cannot be read"):
+        load_sources([str(path)])
+
+
+def test_a_dot_in_an_id_does_not_make_one_chat_of_all(tokenizer, tmp_path):
+    answered = {"prompt_ids": [5, 6], "response_ids": [7, 8]}
+    lines = [{"id": f"sharegpt.{number}", **answered} for number in range(60)]
+    lines += [{"id": "sharegpt.7", "turn": 1, **answered}]
+    made = prepare_rows([write(tmp_path / "a.jsonl", lines)], tokenizer, tmp_path / "cache", 64)
+    train, held_out = split_rows(made, 0.3)
+    assert 8 < len(held_out) < 30
+    second = next(number for number in range(61) if made[number]["row_id"] == "sharegpt.7.1")
+    assert (7 in train) == (second in train)
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_answers_filled_with_low_ids(tokenizer, tmp_path):
