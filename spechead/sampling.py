@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -91,22 +92,30 @@ class Sampler:
         return self.do_sample and self.seed is None
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1) that decides a seeded row's token: 53 bits of BLAKE2b of (seed, position).
+def waiting_times(seed: int, position: int, size: int) -> Tensor:
+    """Return the exponential times `[size]`, float64, that decide a seeded row's token.
+
+    Made of the counter-based generator Philox under the 128-bit BLAKE2b digest of (seed, position), so that they are
+    the same everywhere and for ever.
 
     Args:
         seed: 64-bit signed.
         position: tokens that the row has emitted before.
+        size: of the vocabulary.
     """
-    digest = hashlib.blake2b(struct.pack("<qq", seed, position), digest_size=8).digest()
-    return float(int.from_bytes(digest, "little") >> 11) * 2.0**-53
+    key = int.from_bytes(hashlib.blake2b(struct.pack("<qq", seed, position), digest_size=16).digest(), "little")
+    uniform = (np.random.Philox(key=key).random_raw(size) >> np.uint64(11)) * 2.0**-53  # [0, 1)
+    return torch.from_numpy(-np.log1p(-uniform))
 
 
-def inverse_cdf(p: Tensor, u: float) -> Tensor:
-    """Return the first token at which the running sum of `p [V]`, in order of ids, exceeds u; never one of mass 0."""
-    sums = p.double().cumsum(0)
-    token = torch.searchsorted(sums, u * sums[-1], right=True)
-    return torch.minimum(token, p.nonzero()[-1, 0])  # u * sums[-1] may round up to sums[-1]
+def seeded_token(p: Tensor, seed: int, position: int) -> Tensor:
+    """Return the token whose waiting time over its mass in `p [V]` is the least: the Gumbel-max trick.
+
+    It follows the law p, and rounding of p changes it about as rarely as it changes p: an inverse of the cumulative
+    law would move at each of the V borders between tokens.
+    """
+    times = waiting_times(seed, position, len(p)).to(p.device).clamp(min=2.0**-60)
+    return (p.double() / times).argmax()
 
 
 def warp(samplers: Sequence[Sampler], scores: Tensor, temperature: float | None = None) -> Tensor:
@@ -205,7 +214,7 @@ class Draws:
 
     A row draws from its own generator only when its own walk needs it, so that with one generator a row a sampled row
     equals its single run. A row with a seed draws nothing: its tokens follow from its law, seed and position, by the
-    inverse of the cumulative law, so that its sample is the same alone and in any batch. Its drafts must be point
+    least of keyed waiting times, so that its sample is the same alone and in any batch. Its drafts must be point
     masses, whose walk goes to the child that equals the token.
 
     Args:
@@ -241,7 +250,7 @@ class Draws:
             if (seed := self.samplers[row].seed) is not None:
                 if self.emitted is None:
                     raise ValueError(f"row {row} has seed {seed}; give Draws `emitted`, to know which token is drawn.")
-                tokens[row] = inverse_cdf(p[row], uniform(seed, self.emitted(row)))
+                tokens[row] = seeded_token(p[row], seed, self.emitted(row))
         if not random:
             return tokens
         generators = self._generators()

@@ -81,4 +81,5 @@ def show(report: PublishReport, console: Console, dry_run: bool) -> None:
         console.print(Text(f"dry run: nothing was sent; the folder is {report.folder}"))
     elif report.url is not None:
         console.print(Text.assemble(("published ", "bold green"), f"{report.repo_id}: {report.url}"))
-        console.print(Text(f'use it: enable_speculation(target, head="{report.repo_id}")'))
+        where = "" if report.revision is None else f', revision="{report.revision}"'
+        console.print(Text(f'use it: enable_speculation(target, head="{report.repo_id}"{where})'))

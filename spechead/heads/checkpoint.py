@@ -40,6 +40,20 @@ class Checkpoint:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
+def local_directory(path_or_repo: str | Path) -> Path | None:
+    """Return a directory, or None for what can only be a Hub repo.
+
+    Raises:
+        ValueError: If a path is given that is no directory.
+    """
+    path, text = Path(path_or_repo).expanduser(), str(path_or_repo)
+    if path.is_dir():
+        return path
+    if path.exists() or text.startswith((".", "~")) or path.is_absolute() or text.count("/") > 1:
+        raise ValueError(f"{text} is no directory; give a directory with config.json and weights, or a Hub repo id.")
+    return None
+
+
 def resolve(
     path_or_repo: str | Path,
     *,
@@ -60,12 +74,9 @@ def resolve(
     Raises:
         ValueError: If a path is given that is no directory.
     """
-    path = Path(path_or_repo).expanduser()
-    if path.is_dir():
+    path, text = local_directory(path_or_repo), str(path_or_repo)
+    if path is not None:
         return path
-    text = str(path_or_repo)
-    if path.exists() or text.startswith((".", "~")) or path.is_absolute() or text.count("/") > 1:
-        raise ValueError(f"{text} is no directory; give a directory with config.json and weights, or a Hub repo id.")
     patterns = SAFE_PATTERNS + (PICKLE_PATTERNS if allow_pickle else [])
     try:
         return Path(snapshot_download(text, revision=revision, token=token, allow_patterns=patterns, **hub_kwargs))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
+from yaml import YAMLError
 
 from ..bench import results as results_file
 from ..bench.results import Results
@@ -108,11 +109,19 @@ def read_results(directory: Path) -> Results | None:
 
 
 def card_data_of(directory: Path) -> dict[str, Any]:
-    """Return the metadata of a directory's README.md, {} where it has none."""
+    """Return the metadata of a directory's README.md, {} where it has none.
+
+    Raises:
+        ValueError: If they are broken.
+    """
     path = directory / CARD
     if not path.is_file():
         return {}
-    return dict(ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict())
+    try:
+        return dict(ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict())
+    except (YAMLError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"{path} begins with metadata that cannot be read ({said}); mend or delete it.") from error
 
 
 def repo_of(directory: Path) -> str | None:

@@ -52,10 +52,17 @@ def check_head(
     else:
         missing.append(certificate.name)
     if missing and not allow_unmeasured:
+        remedies = [f"measure it with `spechead bench --head {directory} --output {directory / RESULTS}`"]
+        if results is not None:
+            remedies = []
+        if missing != [RESULTS]:
+            remedies.append(
+                f"prove it with `spechead verify --head {directory} --output {directory / CERTIFICATE}` (or name the "
+                "certificate with --certificate)"
+            )
         raise ValueError(
-            f"{directory} has no {' and no '.join(missing)}: measure the head with `spechead bench --head {directory} "
-            f"--output {directory / RESULTS}` and prove it with `spechead verify --head {directory} --output "
-            f"{directory / CERTIFICATE}`, or publish it as unmeasured (--allow-unmeasured)."
+            f"{directory} has no {' and no '.join(missing)}: {', '.join(remedies)}, or publish the head as unmeasured "
+            "(--allow-unmeasured)."
         )
     if results is not None:
         check_results(results, head)

@@ -16,6 +16,7 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from ..heads.checkpoint import local_directory
 from ..heads.convert import detect_layout
 from .exporters.llamacpp import ORIGIN, commands_for
 
@@ -183,8 +184,8 @@ def compare_copies(source: Path, copy: Path) -> int:
         ValueError: If there are none, or one differs.
     """
     count = 0
-    for file in sorted(source.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as ours, safe_open(copy / file.name, framework="pt") as theirs:
+    for file in sorted(copy.glob("*.safetensors")):
+        with safe_open(source / file.name, framework="pt") as ours, safe_open(file, framework="pt") as theirs:
             for name in ours.keys():  # noqa: SIM118  # a safetensors handle is no mapping
                 if not torch.equal(ours.get_tensor(name), theirs.get_tensor(name)):
                     raise ValueError(f"Nothing was exported: {name} differs after copying {file.name}.")
@@ -197,11 +198,15 @@ def compare_copies(source: Path, copy: Path) -> int:
 def local_copy(
     path_or_repo: str | Path, *, revision: str | None, token: str | bool | None, patterns: list[str]
 ) -> Path:
-    """Return a directory: the given one, or a download of the files that match."""
-    path = Path(path_or_repo).expanduser()
-    if path.is_dir():
-        return path
-    return Path(snapshot_download(str(path_or_repo), revision=revision, token=token, allow_patterns=patterns))
+    """Return a directory: the given one, or a download of the files that match.
+
+    Raises:
+        ValueError: If a path is given that is no directory.
+    """
+    path = local_directory(path_or_repo)
+    if path is None:
+        path = Path(snapshot_download(str(path_or_repo), revision=revision, token=token, allow_patterns=patterns))
+    return path
 
 
 def names_in(file: Path) -> list[str]:

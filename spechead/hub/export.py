@@ -92,9 +92,12 @@ def export_head(
     """
     if to not in FORMATS:
         raise ValueError(f"--to {to!r} is no format; give one of {', '.join(FORMATS)}.")
-    if output.exists() and not overwrite and (not output.is_dir() or any(output.iterdir())):
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} is a file; give a directory.")
+    if output.exists() and not overwrite and any(output.iterdir()):
         raise ValueError(f"{output} exists; give another directory, or allow it to be replaced (--overwrite).")
     if not isinstance(head, Head):
+        refuse_to_replace_input(Path(head), output)
         if is_draft_model(head, revision=revision, token=token):
             return draft_model_report(head, to, output, target=target, revision=revision, token=token)
         head = load_head(head, revision=revision, token=token, taps=taps, allow_pickle=allow_pickle)
@@ -115,6 +118,15 @@ def export_head(
         notes=tuple(plan.notes),
         origin=module.origin(kind),
     )
+
+
+def refuse_to_replace_input(head: Path, output: Path) -> None:
+    """Raise ValueError if writing the output would remove the head that it is made of."""
+    if not head.expanduser().is_dir():
+        return
+    source, place = head.expanduser().resolve(), output.resolve()
+    if place == source or place in source.parents:
+        raise ValueError(f"{output} is, or holds, the head itself and would be replaced; give another directory.")
 
 
 def refuse_unrunnable(config: HeadConfig, to: str) -> None:
@@ -165,6 +177,12 @@ def staging_for(output: Path) -> Iterator[Path]:
         yield staging
         staging.chmod(0o755)
         if output.exists():
+            foreign = sorted({file.name for file in output.iterdir()} - {file.name for file in staging.iterdir()})
+            if foreign:
+                raise ValueError(
+                    f"{output} also holds {', '.join(foreign)}, which this export does not write and would remove; "
+                    "give another directory, or delete it first."
+                )
             shutil.rmtree(output)
         staging.rename(output)
     except BaseException:

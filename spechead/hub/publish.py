@@ -38,6 +38,7 @@ class PublishReport:
         notes: What the publisher should know.
         url: Of the commit or pull request; None where nothing was sent.
         commit: Its hash; None where nothing was sent.
+        revision: Branch or pull request that holds it, where that is not the main branch.
     """
 
     repo_id: str
@@ -48,6 +49,7 @@ class PublishReport:
     notes: tuple[str, ...]
     url: str | None = None
     commit: str | None = None
+    revision: str | None = None
 
 
 def publish(
@@ -197,7 +199,8 @@ class Sender:
                 f"{self.repo_id} at {commit.oid} does not hold what was sent: {', '.join(wrong)}. Publish again."
             )
         url = commit.pr_url or commit.commit_url
-        return PublishReport(self.repo_id, folder, files, difference, lines, tuple(notes), url, commit.oid)
+        where = commit.pr_revision or self.revision
+        return PublishReport(self.repo_id, folder, files, difference, lines, tuple(notes), url, commit.oid, where)
 
     def prepare(self) -> RemoteFiles:
         """Return the files of the branch, creating repo and branch where they are missing."""

@@ -113,8 +113,9 @@ def lines_of(difference: Difference, folder: Path, api: HfApi, repo_id: str) -> 
     for path in difference.changed:
         yield f"~ {path} ({(folder / path).stat().st_size} bytes)"
         if path.endswith(TEXT) and (folder / path).stat().st_size <= MAX_TEXT:
-            old = Path(api.hf_hub_download(repo_id, path, revision=difference.commit)).read_text(encoding="utf-8")
-            new = (folder / path).read_text(encoding="utf-8")
+            there = Path(api.hf_hub_download(repo_id, path, revision=difference.commit))
+            # What lies there may be anybody's; to show it must not stop what replaces it.
+            old, new = (file.read_text(encoding="utf-8", errors="replace") for file in (there, folder / path))
             names = (f"{repo_id}/{path}", f"local/{path}")
             for line in difflib.unified_diff(old.splitlines(), new.splitlines(), *names, lineterm="", n=2):
                 yield f"    {line}"

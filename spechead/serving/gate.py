@@ -24,7 +24,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 KEPT_PREFIX = "/v1"  # what a key opens; health and metrics hold nothing of anybody's text
-BODY_SECONDS = 30.0  # for a body to arrive
+WITH_BODY = ("POST", "PUT", "PATCH")
+BODY_SECONDS = 30.0  # for a whole body to arrive
 
 
 class Gate:
@@ -53,6 +54,7 @@ class Gate:
 
         try:
             self._check_key(scope)
+            self._check_kind(scope)
             body = await self._body(scope, receive)
             await self.app(scope, replay(body, receive), watched)
         except ApiError as error:
@@ -70,18 +72,29 @@ class Gate:
         if not hmac.compare_digest(given, b"Bearer " + self.api_key.encode()):
             raise ApiError(401, "give the server's key as `Authorization: Bearer <key>`.", code="invalid_api_key")
 
+    @staticmethod
+    def _check_kind(scope: MutableMapping[str, Any]) -> None:
+        """Refuse a body that does not say it is JSON: a web page may post any other kind without asking first."""
+        if scope["method"] not in WITH_BODY or not scope["path"].startswith(KEPT_PREFIX):
+            return
+        given = dict(scope["headers"]).get(b"content-type", b"").split(b";")[0].strip().lower()
+        if given != b"application/json":
+            raise ApiError(400, "send the body with the header `Content-Type: application/json`.")
+
     async def _body(self, scope: MutableMapping[str, Any], receive: Receive) -> bytes:
         """Read the body, as far as the limit goes."""
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
+        if scope["method"] not in WITH_BODY:
             return b""
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         body = bytearray()
         more = not (declared.isdigit() and int(declared) > self.max_body)
         if not more:
             raise self._too_large()
+        clock = asyncio.get_running_loop()
+        end = clock.time() + BODY_SECONDS
         while more:
             try:
-                message = await asyncio.wait_for(receive(), BODY_SECONDS)
+                message = await asyncio.wait_for(receive(), end - clock.time())
             except asyncio.TimeoutError:
                 reason = f"the body did not arrive within {BODY_SECONDS:g} seconds."
                 raise ApiError(408, reason, code="timeout") from None

@@ -101,6 +101,15 @@ class Message(Body):
     role: Literal["system", "user", "assistant"]
     content: Content
 
+    @model_validator(mode="before")
+    @classmethod
+    def _let_absent_fields_pass(cls, data: Any) -> Any:
+        """Drop what says nothing: an answer of this server, sent back as the client made it, has nulls and empty lists
+        for all that a text message lacks."""
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name in cls.model_fields or value not in (None, [])}
+
 
 class Request(Body):
     """What both endpoints take."""

@@ -60,6 +60,22 @@ def test_publish_takes_repo_then_directory(hub, head):
     assert "    +license: mit" in shown
 
 
+def test_the_printed_use_names_the_branch_or_pull_request(hub, head):
+    shown = run("publish", "user/tiny", head, "--license", "mit", "--revision", "dev")[1]
+    assert 'enable_speculation(target, head="user/tiny", revision="dev")' in shown
+    shown = run("publish", "user/tiny", head, "--license", "mit", "--create-pr")[1]
+    assert 'revision="refs/pr/1")' in shown
+    shown = run("publish", "user/other", head, "--license", "mit")[1]
+    assert 'enable_speculation(target, head="user/other")' in shown
+
+
+@pytest.mark.parametrize("place", ["./nothing", "/no/such/directory", "a/b/c"])
+def test_a_place_that_is_none_is_named(place, tmp_path):
+    code, shown = run("export", place, "--to", "vllm", "--output", tmp_path / "out")
+    assert code == 2
+    assert f"{place} is no directory" in shown
+
+
 def test_a_dry_run_says_that_nothing_was_sent(hub, head, tmp_path):
     code, shown = run("publish", "user/tiny", head, "--license", "mit", "--dry-run", "--output", tmp_path / "out")
     assert code == 0

@@ -1,5 +1,6 @@
 """Draft models for llama.cpp: the files as they are, checked against what its converter and server ask."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ def test_the_directory_is_copied_and_the_commands_are_printed(tmp_path):
     assert "--spec-type draft-simple" in serve
     assert report.notes == ()
     assert report.tensors > 10
+
+
+def test_weights_in_a_second_form_beside_the_model_are_left_out(tmp_path):
+    saved(tmp_path / "draft")
+    shutil.copyfile(tmp_path / "draft" / "model.safetensors", tmp_path / "draft" / "consolidated.safetensors")
+    report = export_head(tmp_path / "draft", "llamacpp", tmp_path / "out")
+    assert report.tensors > 0
+    assert not (tmp_path / "out" / "consolidated.safetensors").exists()
 
 
 @pytest.mark.parametrize("to", ["vllm", "sglang", "tgi", "speculators", "eagle", "medusa"])

@@ -106,12 +106,12 @@ def test_a_lost_config_field_is_found(target, tmp_path, monkeypatch):
 def test_an_existing_directory_is_replaced_only_when_asked(target, tmp_path):
     saved_head(tmp_path / "head", target, "eagle")
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("keep")
+    (tmp_path / "out" / "config.json").write_text("keep")
     with pytest.raises(ValueError, match=r"exists.*--overwrite"):
         export_head(tmp_path / "head", "vllm", tmp_path / "out")
-    assert (tmp_path / "out" / "mine.txt").read_text() == "keep"
+    assert (tmp_path / "out" / "config.json").read_text() == "keep"
     export_head(tmp_path / "head", "vllm", tmp_path / "out", overwrite=True)
-    assert not (tmp_path / "out" / "mine.txt").exists()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
 
 
 def test_a_format_without_a_target_name_is_refused(target, tmp_path):
@@ -129,3 +129,26 @@ def test_a_damaged_head_is_not_exported(target, tmp_path):
     save_file(tensors, tmp_path / "head" / "model.safetensors")
     with pytest.raises(ValueError, match=r"missing: norm.weight"):
         export_head(tmp_path / "head", "vllm", tmp_path / "out")
+
+
+def test_only_what_an_export_writes_is_ever_replaced(target, tmp_path):
+    head = tmp_path / "heads" / "head"
+    saved_head(head, target, "eagle3")
+    (head / "results.json").write_text("{}")
+    for output in (head, tmp_path / "heads", tmp_path):
+        with pytest.raises(ValueError, match="is, or holds, the head itself"):
+            export_head(head, "vllm", output, overwrite=True)
+    out = tmp_path / "out"
+    export_head(head, "vllm", out)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"also holds notes\.txt"):
+        export_head(head, "vllm", out, overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").unlink()
+    export_head(head, "vllm", out, overwrite=True)
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(ValueError, match=r"file is a file"):
+        export_head(head, "vllm", file, overwrite=True)
+    assert sorted(path.name for path in head.iterdir()) == ["config.json", "model.safetensors", "results.json"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -7,6 +7,7 @@ import pytest
 from huggingface_hub import HfApi, constants
 from safetensors.torch import load_file
 
+from spechead import publish
 from spechead.bench import results as results_file
 from spechead.heads import load_head
 from spechead.hub.hub_errors import PublishError
@@ -98,6 +99,19 @@ def test_a_dry_run_without_the_hub_says_so(hub, head, tmp_path, monkeypatch):
     (tmp_path / "out" / "stray.bin").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"holds stray.bin"):
         send(head, dry_run=True, output=tmp_path / "out")
+
+
+def test_what_lies_there_may_be_no_text(hub, head):
+    hub.add(REPO, {"README.md": b"\xff\xfe bad"})
+    report = send(head)
+    assert "README.md" in report.difference.changed
+    assert hub.repos[REPO].commits[report.commit]["README.md"].startswith(b"---")
+
+
+def test_metadata_that_cannot_be_read_are_named(hub, head):
+    (head / "README.md").write_text("---\nlicense: [broken\n---\n# x\n")
+    with pytest.raises(ValueError, match=r"README\.md begins with metadata that cannot be read"):
+        publish(REPO, head, allow_unmeasured=True)
 
 
 def test_branches_pull_requests_and_messages_are_the_librarys(hub, head):

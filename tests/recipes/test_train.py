@@ -42,7 +42,7 @@ def test_the_dry_run_shows_the_spans_and_stops(settings, flags, tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("given", "steps", "batch"),
-    [({"max_steps": "3"}, 3, None), ({"rows_per_batch": "1", "num_train_epochs": "2"}, None, 1)],
+    [({"max_steps": "3"}, 3, None), ({"rows_per_batch": "1", "max_steps": "-1", "num_train_epochs": "2"}, None, 1)],
 )
 def test_the_dry_run_plans_the_run_that_was_asked_for(settings, flags, given, steps, batch, monkeypatch):
     seen = []
@@ -194,17 +194,11 @@ def test_init_head_goes_on_and_keeps_its_vocabulary(settings, flags, tmp_path):
     first = train_eagle(flags(settings | {"output_dir": str(tmp_path / "first")})).head
     digests = (first / "training_prompts.txt").read_text()
     (first / "training_prompts.txt").write_text(digests + "0" * 16 + "\n")  # of other data
-    again = train_eagle(
-        flags(
-            settings
-            | {
-                "output_dir": str(tmp_path / "second"),
-                "init_head": str(first),
-                "learning_rate": "0",
-                "draft_vocab_size": "32",
-            }
-        )
-    ).head
+    further = settings | {"output_dir": str(tmp_path / "second"), "init_head": str(first), "learning_rate": "0"}
+    with pytest.raises(ValueError, match="draft_vocab_size=64: init_head keeps its own"):
+        train_eagle(flags(further))
+    del further["draft_vocab_size"]
+    again = train_eagle(flags(further)).head
     one, two = load_file(first / "model.safetensors"), load_file(again / "model.safetensors")
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert load_head(again).config.draft_vocab_size == 64

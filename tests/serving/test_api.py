@@ -326,6 +326,24 @@ def test_neutral_values_of_what_is_not_supported_pass(server, model, tokenizer):
     assert answer.choices[0].text == plain_text(model, tokenizer, PROMPTS[1])
 
 
+@pytest.mark.parametrize("form", ["object", "dump", "lists"])
+def test_an_answer_can_be_sent_back_as_the_client_made_it(server, form):
+    def ask(messages):
+        settings = {"temperature": 0, "max_tokens": 4}
+        return server.client.chat.completions.create(model=NAME, messages=messages, **settings).choices[0].message
+
+    first = [{"role": "user", "content": "sun"}]
+    said = ask(first)
+    turn = said if form == "object" else said.model_dump()
+    if form == "lists":
+        turn |= {"tool_calls": [], "annotations": []}
+    follow = {"role": "user", "content": "moon"}
+    bare = ask([*first, {"role": "assistant", "content": said.content}, follow])
+    assert ask([*first, turn, follow]).content == bare.content
+    with pytest.raises(openai.BadRequestError, match="tool_calls"):
+        ask([*first, {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, follow])
+
+
 def test_what_a_chat_refuses(server):
     def refusal(**settings):
         arguments = {"model": NAME, "messages": [{"role": "user", "content": "x"}]} | settings

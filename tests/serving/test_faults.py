@@ -1,5 +1,6 @@
 """What goes wrong around a server: clients that leave, nonsense, too much of everything, and being told to stop."""
 
+import contextlib
 import gc
 import json
 import logging
@@ -15,6 +16,7 @@ import openai
 import pytest
 import torch
 
+from spechead.serving import gate
 from spechead.serving.limits import Limits
 from spechead.target import Target
 from tests.serving.loopback import (
@@ -121,6 +123,33 @@ def test_a_body_that_does_not_say_that_it_is_json_is_refused(server):
     response = server.http.post("/v1/completions", content=body, headers={"Content-Type": "text/plain"})
     assert response.status_code == 400
     assert "application/json" in shape(response)["message"]
+
+
+def test_a_body_that_names_no_kind_is_refused_whatever_the_framework_would_do(server):
+    """A page's Blob has no type, and some versions of the framework would read it as JSON."""
+    body = json.dumps({"model": NAME, "prompt": "x"}).encode()
+    request = server.http.build_request("POST", "/v1/completions", content=body)
+    assert "content-type" not in request.headers
+    response = server.http.send(request)
+    assert response.status_code == 400
+    assert "application/json" in shape(response)["message"]
+    kind = {"Content-Type": "Application/JSON; charset=utf-8"}
+    assert server.http.post("/v1/completions", content=body, headers=kind).status_code == 200
+
+
+def test_a_body_that_drips_in_is_given_up_as_a_whole(server, monkeypatch):
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.5)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as slow:
+        slow.sendall(head.encode())
+        slow.settimeout(0.1)
+        answer = b""
+        for _ in range(100):  # a byte long before each chunk would be late
+            slow.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                answer = slow.recv(4096)
+                break
+    assert answer.startswith(b"HTTP/1.1 408")
 
 
 def test_other_paths_and_methods_have_the_same_shape(server):
@@ -260,8 +289,9 @@ def test_200_requests_leave_no_tensor_behind(server):
         gc.collect()
         return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
 
+    some(5)  # what earlier tests left is collected here
     before = some(5)
-    assert some(200) == before
+    assert some(200) <= before
 
 
 def start_server(directory, *options):

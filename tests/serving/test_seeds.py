@@ -1,4 +1,4 @@
-"""Seeded rows: tokens by the inverse of the cumulative law at u(seed, place): the target's law, whatever the batch."""
+"""Seeded rows: tokens by waiting times keyed by seed and place: the target's law, whatever the batch, and steady."""
 
 import itertools
 from collections import Counter
@@ -11,7 +11,7 @@ from spechead import DraftModelProposer, EagleProposer, MedusaProposer, PromptLo
 from spechead.decoding import speculative_decode, step
 from spechead.proposers.auto import AutoProposer
 from spechead.proposers.base import BaseProposer
-from spechead.sampling import Draws, Sampler, inverse_cdf, uniform
+from spechead.sampling import Draws, Sampler, seeded_token, waiting_times
 from spechead.serving.ticket import choice_seed
 from spechead.target import Target
 from spechead.verify import verify
@@ -30,28 +30,55 @@ def _no_grad():
         yield
 
 
-def test_the_uniforms_are_fixed_for_ever():
-    assert [round(uniform(7, place), 12) for place in range(3)] == [0.728347954179, 0.803338490211, 0.244195228874]
-    assert uniform(-1, 0) != uniform(1, 0) != uniform(0, 1)
+def inverse_cdf(p, u):
+    """The token of a law at u: what a seed could pick instead."""
+    sums = p.double().cumsum(0)
+    return torch.searchsorted(sums, u * sums[-1], right=True).clamp(max=len(p) - 1)
 
 
-def test_the_uniforms_are_uniform_over_seeds_and_places():
-    for numbers in (
-        [uniform(seed, 0) for seed in range(4000)],
-        [uniform(0, place) for place in range(4000)],
-        [uniform(choice_seed(5, index), 3) for index in range(4000)],
+def test_the_waiting_times_are_fixed_for_ever():
+    wanted = [2.421022325396, 1.687649460113, 0.102025071445]
+    assert [round(float(time), 12) for time in waiting_times(7, 2, 3)] == wanted
+    assert torch.equal(waiting_times(7, 2, 9)[:3], waiting_times(7, 2, 3))
+    assert len({float(waiting_times(*key, 1)) for key in ((-1, 0), (1, 0), (0, 1), (0, -1))}) == 4
+
+
+def test_the_waiting_times_are_exponential_over_seeds_places_and_tokens():
+    for times in (
+        torch.cat([waiting_times(seed, 0, 1) for seed in range(4000)]),
+        torch.cat([waiting_times(0, place, 1) for place in range(4000)]),
+        torch.cat([waiting_times(choice_seed(5, index), 3, 1) for index in range(4000)]),
+        waiting_times(3, 5, 4000),
     ):
-        assert 0 <= min(numbers) < max(numbers) < 1
-        distance = max(abs(u - rank / 4000) for rank, u in enumerate(sorted(numbers)))
+        numbers = sorted((1 - torch.exp(-times)).tolist())
+        assert 0 <= numbers[0] < numbers[-1] < 1
+        distance = max(abs(u - rank / 4000) for rank, u in enumerate(numbers))
         assert distance < 1.95 / 4000**0.5  # Kolmogorov-Smirnov at 0.1 %
 
 
-def test_the_inverse_takes_each_token_for_its_share_and_none_of_mass_zero():
-    p = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
-    tokens = [int(inverse_cdf(p, (k + 0.5) / 16)) for k in range(16)]
-    assert Counter(tokens) == {1: 4, 3: 8, 4: 4}
-    assert int(inverse_cdf(p, 0.0)) == 1
-    assert int(inverse_cdf(p / 3, 1 - 2.0**-53)) == 4
+def test_each_token_is_taken_for_its_share_and_none_of_mass_zero():
+    p = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.2, 0.05])
+    draws = 20_000
+    counts = Counter(int(seeded_token(p, 1, place)) for place in range(draws))
+    assert set(counts) == {1, 3, 4, 5}
+    statistic = sum((counts[token] - draws * float(p[token])) ** 2 / (draws * float(p[token])) for token in counts)
+    assert statistic < 16.3  # chi-square of 3 degrees of freedom at 0.1 %
+
+
+def test_rounding_changes_as_few_tokens_as_it_must():
+    """A vocabulary of real size, logits moved as another batch shape moves them: a walk over all ids changes often."""
+    generator = torch.Generator().manual_seed(0)
+    size, places, jitter = 49_152, 1500, 1e-4
+    changed = {"waiting times": 0, "inverse": 0}
+    for place in range(places):
+        logits = 3 * torch.randn(size, generator=generator)
+        moved = logits + jitter * torch.randn(size, generator=generator)
+        first, second = torch.softmax(logits, 0), torch.softmax(moved, 0)
+        changed["waiting times"] += int(seeded_token(first, 7, place) != seeded_token(second, 7, place))
+        u = float(torch.rand((), generator=generator, dtype=torch.float64))
+        changed["inverse"] += int(inverse_cdf(first, u) != inverse_cdf(second, u))
+    assert changed["waiting times"] <= 3
+    assert changed["inverse"] > 10
 
 
 def law_of(prefix):
@@ -94,11 +121,13 @@ def decode(shape, length=3):
 
 
 @pytest.mark.parametrize("shape", ["none", "chain", "tree"])
-def test_the_law_is_the_targets_by_all_values_of_u(shape, monkeypatch):
-    """u at each place takes the middle of every quarter: outcomes then count exactly what the target's law says."""
+def test_the_law_of_the_walk_is_the_targets_by_all_picks(shape, monkeypatch):
+    """The pick at each place takes the middle of every quarter: outcomes then count exactly what the law says."""
     counts = Counter()
     for grid in itertools.product(range(PARTS), repeat=3):
-        monkeypatch.setattr(sampling, "uniform", lambda seed, place, grid=grid: (grid[place] + 0.5) / PARTS)
+        monkeypatch.setattr(
+            sampling, "seeded_token", lambda p, seed, place, grid=grid: inverse_cdf(p, (grid[place] + 0.5) / PARTS)
+        )
         counts[decode(shape)] += 1
     for outcome in itertools.product(range(3), repeat=3):
         expected = PARTS**3
