@@ -76,6 +76,7 @@ def serve(
         speculative=config,
         limits=Limits(max_rows, max_length, max_tokens, max_queue, timeout, max_body),
         api_key=key,
+        hosts=LOOPBACK if key is None else None,
     )
     console.print(describe(app.state.engine, served), markup=False, highlight=False, soft_wrap=True)
     grace = int(timeout) + GRACE

@@ -169,9 +169,9 @@ def facts(config: HeadConfig, checkpoint: Checkpoint) -> str:
     if config.trained_positions:
         rows.append(["drafts up to position", str(config.trained_positions)])
     shape = {name: getattr(config, name) for name in DRAFTING_FIELDS}
-    best = ", ".join(
-        f"{name} {value}" for name, value in shape.items() if value is not None and not isinstance(value, list)
-    )
+    if isinstance(shape["tree"], list):
+        shape["tree"] = f"of {len(shape['tree'])} nodes"
+    best = ", ".join(f"{name} {value}" for name, value in shape.items() if value is not None)
     rows.append(["default drafting", best or "the method's own"])
     if config.target_revision:
         rows.append(["target revision", config.target_revision])

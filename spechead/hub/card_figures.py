@@ -71,9 +71,7 @@ def group_row(cell: Cell) -> list[str]:
         f"{cell.tokens_per_second:.1f}",
         DASH if cell.acceptance_length is None else f"{cell.acceptance_length:.2f}",
         DASH if cell.acceptance_rate is None else f"{cell.acceptance_rate:.0%}",
-        DASH
-        if cell.identical is None
-        else f"{cell.identical:.0%}" + (f" ({cell.ties} tie{'s' if cell.ties > 1 else ''})" if cell.ties else ""),
+        agreement(cell),
     ]
 
 

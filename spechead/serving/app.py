@@ -7,7 +7,7 @@ request becomes tickets for the engine, and its events become the response.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -147,6 +147,7 @@ def create_app(
     speculative: Any = "auto",
     limits: Limits | None = None,
     api_key: str | None = None,
+    hosts: Sequence[str] | None = None,
 ) -> FastAPI:
     """Make the app.
 
@@ -157,6 +158,7 @@ def create_app(
         speculative: "off", a method, or a SpeculativeConfig.
         limits: what is admitted.
         api_key: asked for under /v1; None asks for none.
+        hosts: names under which it may be asked for; None = any.
 
     Returns:
         The app; `app.state.engine` is its Engine, which runs from the app's start-up to its shutdown.
@@ -178,7 +180,7 @@ def create_app(
 
     app = FastAPI(title="spechead", docs_url=None, redoc_url=None, lifespan=running)
     app.state.engine = engine
-    app.add_middleware(Gate, api_key=api_key, max_body=engine.limits.max_body)
+    app.add_middleware(Gate, api_key=api_key, max_body=engine.limits.max_body, hosts=hosts)
     app.post("/v1/chat/completions", response_model=None)(server.chat)
     app.post("/v1/completions", response_model=None)(server.completion)
     _add_pages(app, server, metrics)

@@ -126,7 +126,10 @@ class Engine:
             free = self.limits.max_queue + max(self.limits.max_rows - self.running, 0) - self.waiting
             if len(tickets) > free:
                 seconds = self.waiting * self._row_seconds / self.limits.max_rows
-                message = f"{self.waiting} choices wait and the queue takes {self.limits.max_queue}; try again later."
+                free = max(free, 0)
+                message = (
+                    f"{self.waiting} choices wait and {free} more can be taken, not {len(tickets)}; try again later."
+                )
                 raise ApiError(429, message, code="queue_full", retry_after=min(max(round(seconds), 1), 60))
             for ticket in tickets:
                 ticket.submitted, ticket.deadline = now, now + self.limits.timeout
@@ -199,7 +202,8 @@ class Engine:
 
     def _prefilled(self, ticket: Ticket) -> Context:
         """Feed one prompt as a batch of its own, which emits its first token."""
-        self.metrics.left_queue(monotonic() - ticket.submitted)
+        ticket.admitted = monotonic()
+        self.metrics.left_queue(ticket.admitted - ticket.submitted)
         row = ticket.row(self.tokenizer, self.ends, self._generator)
         device = self.target.device
         context = Context(
@@ -260,7 +264,7 @@ class Engine:
         self.context.select_rows(places)
 
     def _ended(self, ticket: Ticket) -> None:
-        self._row_seconds += 0.2 * (monotonic() - ticket.submitted - self._row_seconds)
+        self._row_seconds += 0.2 * (monotonic() - ticket.admitted - self._row_seconds)
         self._count(ticket.reason, ticket)
 
     def _fail(self, tickets: Sequence[Ticket], error: Exception) -> None:

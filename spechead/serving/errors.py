@@ -67,7 +67,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]], fields: Sequence[str]) 
         where = first["loc"][-1]
         return ApiError(400, f"the body is not valid JSON ({first['ctx']['error']}, character {where}).", code="json")
     if first["type"] == "extra_forbidden":
-        allowed = ", ".join(fields) if len(place) == 1 else "those of OpenAI's text messages"
+        allowed = ", ".join(fields) if len(place) == 1 else f"those of OpenAI's {place[0]}"
         message = f"{param}={_shown(first['input'])} is not a supported field; supported are {allowed}."
         return ApiError(400, message, param, "unsupported_field")
     if first["type"] == "missing":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -35,10 +35,11 @@ class Gate:
         app: the app inside.
         api_key: asked for as a bearer token under /v1; None asks for nothing.
         max_body: bytes of a body.
+        hosts: names under which it may be asked for; None = any.
     """
 
-    def __init__(self, app: App, api_key: str | None, max_body: int) -> None:
-        self.app, self.api_key, self.max_body = app, api_key, max_body
+    def __init__(self, app: App, api_key: str | None, max_body: int, hosts: Sequence[str] | None = None) -> None:
+        self.app, self.api_key, self.max_body, self.hosts = app, api_key, max_body, hosts
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -53,6 +54,7 @@ class Gate:
             await send(message)
 
         try:
+            self._check_host(scope)
             self._check_key(scope)
             self._check_kind(scope)
             body = await self._body(scope, receive)
@@ -64,6 +66,15 @@ class Gate:
             if not started:
                 failure = ApiError(500, f"the server failed ({type(error).__name__}).", code="server_error")
                 await self._answer(failure, scope, receive, send)
+
+    def _check_host(self, scope: MutableMapping[str, Any]) -> None:
+        """Refuse another name: a browser lets in a web page whose own name was made to point at this machine."""
+        if self.hosts is None:
+            return
+        given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        name = given.partition("]")[0].lstrip("[") if given.startswith("[") else given.rpartition(":")[0] or given
+        if name.lower() not in self.hosts:
+            raise ApiError(400, f"this server answers to {', '.join(self.hosts)} only.", code="unknown_host")
 
     def _check_key(self, scope: MutableMapping[str, Any]) -> None:
         if self.api_key is None or not scope["path"].startswith(KEPT_PREFIX):

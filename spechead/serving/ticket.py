@@ -120,6 +120,7 @@ class Ticket:
         top_logprobs: log-probabilities are reported, with so many alternatives; None reports none.
         cancelled: nobody listens any more; the engine drops the row.
         submitted: when it was handed to the engine.
+        admitted: when it left the queue.
         emitted: tokens so far, the end token included.
         reason: how it ended; empty while it runs.
     """
@@ -133,6 +134,7 @@ class Ticket:
     top_logprobs: int | None = None
     cancelled: bool = False
     submitted: float = 0.0
+    admitted: float = 0.0
     deadline: float = float("inf")
     emitted: int = 0
     reason: str = ""

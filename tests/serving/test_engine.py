@@ -155,7 +155,7 @@ def test_the_queue_has_a_limit_and_says_when_to_come_back(model):
         with slowed(engine.target.model):
             ask(engine, *heard)
             wait_for(lambda: engine.running == 1 and engine.waiting == 2)
-            with pytest.raises(ApiError, match="2 choices wait and the queue takes 2") as refused:
+            with pytest.raises(ApiError, match="2 choices wait and 0 more can be taken, not 1") as refused:
                 ask(engine, Heard(PROMPTS[3]))
         assert refused.value.status == 429
         assert 1 <= int(refused.value.headers["Retry-After"]) <= 60

@@ -16,6 +16,7 @@ import openai
 import pytest
 import torch
 
+from spechead.cli.serve import LOOPBACK
 from spechead.serving import gate
 from spechead.serving.limits import Limits
 from spechead.target import Target
@@ -135,6 +136,23 @@ def test_a_body_that_names_no_kind_is_refused_whatever_the_framework_would_do(se
     assert "application/json" in shape(response)["message"]
     kind = {"Content-Type": "Application/JSON; charset=utf-8"}
     assert server.http.post("/v1/completions", content=body, headers=kind).status_code == 200
+
+
+def test_without_a_key_only_loopbacks_own_names_are_answered(model, tokenizer):
+    with serving(model, tokenizer, hosts=LOOPBACK) as guarded:
+        for host, status in (
+            ("localhost:80", 200),
+            ("LOCALHOST", 200),
+            ("127.0.0.1:1234", 200),
+            ("[::1]:8000", 200),
+            ("[::1]", 200),
+            ("evil.example", 400),
+            ("localhost.evil.example:80", 400),
+            ("", 400),
+        ):
+            response = guarded.http.get("/v1/models", headers={"Host": host})
+            assert response.status_code == status, host
+        assert shape(response)["code"] == "unknown_host"
 
 
 def test_a_body_that_drips_in_is_given_up_as_a_whole(server, monkeypatch):

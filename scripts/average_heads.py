@@ -1,0 +1,71 @@
+"""Average the weights of heads that were trained on from one another: python scripts/average_heads.py HEAD HEAD... --output DIR
+
+Runs that go on from the same head along different data or learning rates often draft better together than each alone
+(Wortsman et al. 2022, model soups). The first head gives the config and the recipe, which says so; the digests of all their training
+prompts are kept, so that a measurement on any of them is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from spechead import load_head
+from spechead.heads.base import Head
+from spechead.hub.provenance import PROMPTS_FILE, RECIPE_FILE, read_digests
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Average, save, and carry the provenance on; return the exit code."""
+    parser = argparse.ArgumentParser(description="Average the weights of heads that were trained on from one another.")
+    parser.add_argument("heads", nargs="+", type=Path, help="their directories")
+    parser.add_argument("--output", required=True, type=Path, help="directory of the average")
+    options = parser.parse_args(argv)
+    if len(options.heads) < 2:
+        parser.error(f"{len(options.heads)} head has no average; give at least two.")
+    loaded = [load_head(path) for path in options.heads]
+    head = average(loaded)
+    head.save_pretrained(options.output)
+    recipe = options.heads[0] / RECIPE_FILE
+    if recipe.is_file():
+        note = f"# The weights are the average of {len(loaded)} heads; this is how the first was trained.\n"
+        (options.output / RECIPE_FILE).write_text(note + recipe.read_text())
+    prompts = [read_digests(path / PROMPTS_FILE) for path in options.heads if (path / PROMPTS_FILE).is_file()]
+    if len(prompts) == len(options.heads):
+        (options.output / PROMPTS_FILE).write_text("".join(f"{digest}\n" for digest in sorted(set().union(*prompts))))
+    print(f"{options.output}: the average of {len(loaded)} heads")
+    return 0
+
+
+def average(heads: list[Head]) -> Head:
+    """Return the first head with the mean of all weights; what is no weight (the draft vocabulary) must be the same.
+
+    Raises:
+        ValueError: if the heads are not of one kind, shape and vocabulary.
+    """
+    states = [head.state_dict() for head in heads]
+    mean = {}
+    for name, first in states[0].items():
+        others = [state.get(name) for state in states[1:]]
+        same = type(heads[0])
+        if any(other is None or other.shape != first.shape for other in others) or any(
+            type(head) is not same for head in heads
+        ):
+            raise ValueError(
+                f"{name} differs in shape or is missing; only heads of one kind and size have an average."
+            )
+        if first.is_floating_point():
+            mean[name] = torch.stack([state[name].float() for state in states]).mean(0).to(first.dtype)
+        elif not all(torch.equal(first, state[name]) for state in states[1:]):
+            raise ValueError(f"{name} differs; heads of another draft vocabulary have no average.")
+        else:
+            mean[name] = first
+    heads[0].load_state_dict(mean)
+    return heads[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
