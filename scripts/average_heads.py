@@ -1,8 +1,8 @@
-"""Average the weights of heads that were trained on from one another: python scripts/average_heads.py HEAD HEAD... --output DIR
+"""Average heads that were trained on from one another: python scripts/average_heads.py HEAD HEAD... --output DIR
 
 Runs that go on from the same head along different data or learning rates often draft better together than each alone
-(Wortsman et al. 2022, model soups). The first head gives the config and the recipe, which says so; the digests of all their training
-prompts are kept, so that a measurement on any of them is found.
+(Wortsman et al. 2022, model soups). The first head gives the config and the recipe, which says so; the digests of all
+their training prompts are kept, so that a measurement on any of them is found.
 """
 
 from __future__ import annotations

@@ -92,12 +92,8 @@ def export_head(
     """
     if to not in FORMATS:
         raise ValueError(f"--to {to!r} is no format; give one of {', '.join(FORMATS)}.")
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"{output} is a file; give a directory.")
-    if output.exists() and not overwrite and any(output.iterdir()):
-        raise ValueError(f"{output} exists; give another directory, or allow it to be replaced (--overwrite).")
+    check_output(output, None if isinstance(head, Head) else Path(head), overwrite)
     if not isinstance(head, Head):
-        refuse_to_replace_input(Path(head), output)
         if is_draft_model(head, revision=revision, token=token):
             return draft_model_report(head, to, output, target=target, revision=revision, token=token)
         head = load_head(head, revision=revision, token=token, taps=taps, allow_pickle=allow_pickle)
@@ -120,9 +116,13 @@ def export_head(
     )
 
 
-def refuse_to_replace_input(head: Path, output: Path) -> None:
-    """Raise ValueError if writing the output would remove the head that it is made of."""
-    if not head.expanduser().is_dir():
+def check_output(output: Path, head: Path | None, overwrite: bool) -> None:
+    """Raise ValueError if something may not be replaced by an export: a file, what is there, the head itself."""
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} is a file; give a directory.")
+    if output.exists() and not overwrite and any(output.iterdir()):
+        raise ValueError(f"{output} exists; give another directory, or allow it to be replaced (--overwrite).")
+    if head is None or not head.expanduser().is_dir():
         return
     source, place = head.expanduser().resolve(), output.resolve()
     if place == source or place in source.parents:
