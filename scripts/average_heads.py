@@ -15,7 +15,7 @@ import torch
 
 from spechead import load_head
 from spechead.heads.base import Head
-from spechead.hub.provenance import PROMPTS_FILE, RECIPE_FILE, read_digests
+from spechead.hub.provenance import PROMPTS_FILE, RECIPE_FILE, read_digests, write_digests
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         (options.output / RECIPE_FILE).write_text(note + recipe.read_text())
     prompts = [read_digests(path / PROMPTS_FILE) for path in options.heads if (path / PROMPTS_FILE).is_file()]
     if len(prompts) == len(options.heads):
-        (options.output / PROMPTS_FILE).write_text("".join(f"{digest}\n" for digest in sorted(set().union(*prompts))))
+        write_digests(set().union(*prompts), options.output)
     print(f"{options.output}: the average of {len(loaded)} heads")
     return 0
 
@@ -47,16 +47,11 @@ def average(heads: list[Head]) -> Head:
         ValueError: if the heads are not of one kind, shape and vocabulary.
     """
     states = [head.state_dict() for head in heads]
+    shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
+    if any(type(head) is not type(heads[0]) for head in heads) or any(shape != shapes[0] for shape in shapes):
+        raise ValueError("only heads of one kind and size have an average; the weights differ in name or shape.")
     mean = {}
     for name, first in states[0].items():
-        others = [state.get(name) for state in states[1:]]
-        same = type(heads[0])
-        if any(other is None or other.shape != first.shape for other in others) or any(
-            type(head) is not same for head in heads
-        ):
-            raise ValueError(
-                f"{name} differs in shape or is missing; only heads of one kind and size have an average."
-            )
         if first.is_floating_point():
             mean[name] = torch.stack([state[name].float() for state in states]).mean(0).to(first.dtype)
         elif not all(torch.equal(first, state[name]) for state in states[1:]):

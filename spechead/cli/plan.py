@@ -145,8 +145,8 @@ def pairs(
         notes.append(f"{path}: " + (doubt or "fits this target's config"))
         sizes = head_footprint(head, target)
         if isinstance(head, MedusaConfig):
-            nodes = len(head.tree) if isinstance(head.tree, list) else None
-            nodes = head.tree_size or (TREE_SIZE if head.tree == "dynamic" else nodes)
+            own = len(head.tree) if isinstance(head.tree, list) else TREE_SIZE if head.tree == "dynamic" else None
+            nodes = head.tree_size or own
             drafts.append(medusa(sizes, head.num_draft_tokens or head.num_heads, nodes))
         else:
             taps = head.taps_per_position

@@ -52,9 +52,9 @@ def check_head(
     else:
         missing.append(certificate.name)
     if missing and not allow_unmeasured:
-        remedies = [f"measure it with `spechead bench --head {directory} --output {directory / RESULTS}`"]
-        if results is not None:
-            remedies = []
+        remedies = []
+        if RESULTS in missing:
+            remedies.append(f"measure it with `spechead bench --head {directory} --output {directory / RESULTS}`")
         if missing != [RESULTS]:
             remedies.append(
                 f"prove it with `spechead verify --head {directory} --output {directory / CERTIFICATE}` (or name the "

@@ -5,7 +5,7 @@ recipes' defaults, so that `--config recipe.yaml` repeats the run.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,11 @@ def local_paths(recipe: dict[str, Any]) -> list[str]:
 def read_digests(file: Path) -> set[str]:
     """Return the digests in a `PROMPTS_FILE`."""
     return set(file.read_text(encoding="utf-8").split())
+
+
+def write_digests(digests: Iterable[str], directory: Path) -> None:
+    """Write the `PROMPTS_FILE` of a head's directory, sorted."""
+    (directory / PROMPTS_FILE).write_text("".join(f"{digest}\n" for digest in sorted(digests)), encoding="utf-8")
 
 
 def trained_on(directory: Path, digests: Mapping[str, str]) -> list[str]:

@@ -24,7 +24,7 @@ from ..heads.eagle import EagleHead
 from ..heads.eagle3 import Eagle3Head
 from ..heads.load import load_head
 from ..heads.medusa import MedusaHeads
-from ..hub.provenance import PROMPTS_FILE, RECIPE_FILE
+from ..hub.provenance import RECIPE_FILE, write_digests
 from .acceptance import METRIC as ACCEPTANCE
 from .acceptance import MeasureAcceptance
 from .callbacks import CurveAndLog, FirstDepthFirst, StopOnSignal
@@ -288,7 +288,7 @@ class Run:
         }
         (self.output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1))
         digests = prompt_digests(rows, self.method.init_head)
-        (self.output / PROMPTS_FILE).write_text("".join(f"{digest}\n" for digest in digests))
+        write_digests(digests, self.output)
         name = METHODS[type(head)]
         lines = [
             f"Head: {self.output} (best {best['metric']}: {best['value']}, step {trainer.state.best_global_step})",
