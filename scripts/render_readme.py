@@ -119,14 +119,15 @@ def table(results: Results, load: int) -> str:
     groups = list(results.prompts)
     total = MEAN if len(groups) > 1 else groups[0]
     head = ["method", *groups, *([MEAN] if len(groups) > 1 else []), "acceptance length", "acceptance rate"]
-    head += ["same as plain"]
+    head += ["steps with a draft", "same as plain"]
     lines = [describe_load(results.loads[load]) + "; speed against plain:", "", _row(head), _row(["---"] * len(head))]
     for method in results.methods:
         if method != PLAIN:
             whole = cells[total, method]
             ratios = [ratio(cells[group, method]) for group in groups] + ([ratio(whole)] if len(groups) > 1 else [])
+            name = method + (" (lossy)" if whole.lossy else "")
             lines.append(
-                _row([method + (" (lossy)" if whole.lossy else ""), *ratios, *_acceptance(whole), agreement(whole)])
+                _row([name, *ratios, *_acceptance(whole), _drafting_steps(results, load, method), agreement(whole)])
             )
     return "\n".join(lines) + "\n" + positions(results, load)
 
@@ -148,6 +149,14 @@ def positions(results: Results, load: int) -> str:
 def _acceptance(cell: Cell) -> list[str]:
     length = "" if cell.acceptance_length is None else f"{cell.acceptance_length:.2f}"
     return [length, "" if cell.acceptance_rate is None else f"{cell.acceptance_rate:.0%}"]
+
+
+def _drafting_steps(results: Results, load: int, method: str) -> str:
+    """Return the share of all steps in which some row had a drafted token."""
+    mine = [record.stats for record in results.records if (record.load, record.method) == (load, method)]
+    counted = [stats for stats in mine if stats and "speculating_steps" in stats]  # what others counted may lack it
+    steps = sum(stats["steps"] for stats in counted)
+    return f"{sum(stats['speculating_steps'] for stats in counted) / steps:.0%}" if steps else ""
 
 
 def _row(cells: list[str]) -> str:

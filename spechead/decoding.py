@@ -51,7 +51,12 @@ def step(context: Context) -> None:
 
 
 def prefill(
-    context: Context, attention_mask: Tensor | None, chunk: int | None = None, carried: Any = None, **extra: Any
+    context: Context,
+    attention_mask: Tensor | None,
+    chunk: int | None = None,
+    carried: Any = None,
+    copies: int = 1,
+    **extra: Any,
 ) -> None:
     """Feed the prompts and emit each row's first token; the proposer starts on what this leaves.
 
@@ -63,6 +68,7 @@ def prefill(
         attention_mask: `[B, P]`, or None.
         chunk: prompt tokens a forward.
         carried: what the proposer's `carry` returned for the tokens that the cache holds, or None.
+        copies: neighbouring rows that hold the same prompt (`num_return_sequences`); it is fed once.
         extra: further `[B, P]` tensors for the forward.
     """
     proposer, cache = context.proposer, context.cache
@@ -70,11 +76,19 @@ def prefill(
     context.fresh = {id(part): Fresh(part.taps) for part in consumers(proposer) if part.taps}
     if carried is not None:
         proposer.resume(context, carried)
-    forward = context.target.prefill(
-        context.ids[:, :width], attention_mask, cache, context_taps(context), chunk, **extra
-    )
+    ids = context.ids[:, :width]
+    copies = 1 if cached else copies
+    if copies > 1:
+        cache.select_rows(torch.arange(0, context.batch, copies, device=ids.device))
+        ids, extra = ids[::copies], {name: value[::copies] for name, value in extra.items()}
+        attention_mask = None if attention_mask is None else attention_mask[::copies]
+    forward = context.target.prefill(ids, attention_mask, cache, context_taps(context), chunk, **extra)
     context.stats.prefill_forwards += -(-(width - cached) // (chunk or width))
-    context.stats.prompt_fed += context.batch * (width - cached)
+    context.stats.prompt_fed += len(ids) * (width - cached)
+    if copies > 1:
+        cache.select_rows(torch.arange(len(ids), device=ids.device).repeat_interleave(copies))
+        taps = {tap: state.repeat_interleave(copies, dim=0) for tap, state in forward.taps.items()}
+        forward = hf.Forward(forward.logits.repeat_interleave(copies, dim=0), taps)
     cache.strip(context.pads)
     root = Proposal.root_only(context.root)
     acceptance = verify(root, context.probs_at(root, forward.logits), context.draws, context.on_token)
@@ -84,8 +98,8 @@ def prefill(
         states = {}
         for tap in fresh.taps:
             state = forward.taps[tap]
-            index = order.clamp(max=width - cached - 1).to(state.device)[..., None].expand(-1, -1, state.shape[-1])
-            states[tap] = state.gather(1, index)
+            rows = torch.arange(context.batch, device=state.device)[:, None]
+            states[tap] = state[rows, order.clamp(max=width - cached - 1).to(state.device)]
         fresh.append(states, counted)
     context.advance(acceptance)
     proposer.start(context)

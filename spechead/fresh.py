@@ -17,10 +17,13 @@ class Fresh:
 
     Args:
         taps: which hidden states of the target.
+
+    Attributes:
+        waiting: positions of all rows that came since the last take.
     """
 
     def __init__(self, taps: tuple[int, ...]) -> None:
-        self.taps = taps
+        self.taps, self.waiting = taps, 0
         self._parts: list[Part] = []
         self._taken: Part | None = None  # what a take left: the rows, without positions
 
@@ -32,6 +35,7 @@ class Fresh:
     def append(self, states: dict[int, Tensor], length: Tensor) -> None:
         """Add `{tap: [B, A, H]}`, of which row b's first `length[b]` positions count."""
         self._parts.append(({tap: states[tap] for tap in self.taps}, length))
+        self.waiting += int(length.sum())
 
     def take(self) -> tuple[dict[int, Tensor], Tensor]:
         """Return all features since the last take, `{tap: [B, A, H]}`, and how many count in each row `[B]`."""
@@ -39,6 +43,7 @@ class Fresh:
         if not self._parts:
             raise ValueError("no features have been gathered since the last take; take once a step.")
         states, length = self._parts.pop()
+        self.waiting = 0
         nothing = {tap: state.new_zeros(len(state), 0, state.shape[-1]) for tap, state in states.items()}
         self._taken = (nothing, torch.zeros_like(length))
         return states, length
@@ -47,6 +52,7 @@ class Fresh:
         """Keep rows `index [B']`."""
         self._parts = [_select(part, index) for part in self._parts]
         self._taken = None if self._taken is None else _select(self._taken, index)
+        self.waiting = sum(int(length.sum()) for _, length in self._parts)
 
     def add_rows(self, other: Fresh) -> None:
         """Append the rows of another store of the same taps."""
@@ -60,6 +66,7 @@ class Fresh:
         joined = {tap: torch.cat([padded(mine[0][tap]), padded(theirs[0][tap])]) for tap in self.taps}
         part = (joined, torch.cat([mine[1], theirs[1]]))
         self._parts, self._taken = ([], part) if nothing_new else ([part], None)
+        self.waiting = 0 if nothing_new else int(part[1].sum())
 
     def _whole(self) -> Part:
         """Return all that is gathered as one part; of a store that was taken from, its rows without positions."""
@@ -82,7 +89,8 @@ class Fresh:
                 for part in self._parts
             ]
             order = torch.argsort(~torch.cat(counted, dim=1), dim=1, stable=True)[:, : int(length.max())]
-            merged[tap] = states.gather(1, order.to(states.device)[..., None].expand(-1, -1, states.shape[-1]))
+            rows = torch.arange(len(states), device=states.device)[:, None]
+            merged[tap] = states[rows, order.to(states.device)]  # whole vectors at a time, unlike gather
         self._parts = [(merged, length)]
 
 

@@ -152,7 +152,8 @@ class _Call:
             self.streamer.put(input_ids.cpu())
         carried = None if cache is None else _carried(cache, input_ids, ragged)
         try:
-            prefill(context, mask, generation_config.prefill_chunk_size, carried, **extra)
+            copies = generation_config.num_return_sequences or 1
+            prefill(context, mask, generation_config.prefill_chunk_size, carried, copies, **extra)
             speculative_decode(context)
         finally:
             if mine and context.stats.prefill_forwards:

@@ -14,7 +14,8 @@ from transformers.generation import StoppingCriteria
 
 from ..attach import Speculation
 from ..config import SpeculativeConfig
-from ..proposers.auto import AutoProposer, Ledger
+from ..proposers.auto import AutoProposer
+from ..proposers.costs import Ledger
 from .certificate import CheckSettings
 from .chi_square import samples_needed
 from .exact_law import ExactLaw, Law

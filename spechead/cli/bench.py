@@ -92,7 +92,7 @@ def bench(
         raise ValueError("--with-transformers needs --batch-size 1: transformers' own speculation refuses batches.")
     loads = [Load(max_new_tokens, size, heat, repeats, seed) for heat in temperature or [0.0] for size in sizes]
     sources = prompts or [BUILTIN]
-    asked = load_prompts(sources, group, per_group)
+    asked = load_prompts(sources, group, _most(per_group, batch_prompts if max(sizes) > 1 else None))
     model, tokenizer = loading.load_target(
         target, console, dtype=dtype, device=device, attention=attention, revision=revision
     )
@@ -116,8 +116,13 @@ def bench(
         tokenizer=tokenizer,
         template=template if tokenizer.chat_template else None,
     )
-    what = Run(comparison, asked, tokenizer, judge, peak_memory, batch_prompts)
+    what = Run(comparison, asked, tokenizer, judge, peak_memory, per_group, batch_prompts)
     go(resume(fresh, output), what, output, report or output.with_suffix(".html"), console)
+
+
+def _most(single: int | None, batched: int | None) -> int | None:
+    """Return how many prompts of each group some load asks; None is all."""
+    return single if single is None else max(single, batched or 0)
 
 
 @dataclass(frozen=True)
@@ -129,11 +134,12 @@ class Run:
     tokenizer: Any
     judge: bool
     peaks: bool
+    single_prompts: int | None
     batch_prompts: int | None
 
     def per_group(self, load: Load) -> int | None:
         """Return how many prompts of each group a load asks; None is all."""
-        return self.batch_prompts if load.batch_size > 1 else None
+        return (load.batch_size > 1 and self.batch_prompts) or self.single_prompts
 
 
 def go(results: Results, what: Run, output: Path, page: Path, console: Console) -> None:

@@ -9,7 +9,7 @@ every proposer: the choice looks at earlier steps only, never at tokens just dra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -19,16 +19,19 @@ from torch import Tensor
 from ..context import Context
 from ..proposal import Proposal
 from .base import BaseProposer
-from .costs import Clock, Survival
+from .costs import Ledger, expected_tokens, worth
 from .merge import merge
 from .prompt_lookup import PromptLookupProposer
 
 PROBE_FIRST, PROBE_EVERY = 10, 40  # steps until a losing plan is tried again: doubling from the first to the last
+PROBE_SHARE, PROBE_LATEST = 0.01, 500  # of the steps since may be lost by a probe, which waits no longer than this
 LOSSES = 3  # drafted steps in a row that cost more than they gave, after which a call rests
 LIKELY = 0.5  # chance of a copy from which a rest ends
 LEAST_CREDIT, MOST_CREDIT = -1.0, 2.0  # plain steps gained or lost by drafting; the past counts no more than this
 REFRESH_PLAIN = 48  # a winning plan makes room for a plain step this often, so that its cost stays known
 MARGIN = 1.03  # a plan must promise this much over a plain step
+# Of several rows each ends on its own, and its place stays empty for a step, the longer the dearer the step.
+MARGIN_OF_ROWS = 1.15
 
 
 @dataclass(frozen=True)
@@ -44,53 +47,21 @@ class Plan:
         return "plain" if self == Plan() else "+".join(["lookup"] * (self.copied > 0) + ["draft"] * (self.depth > 0))
 
 
-class Ledger:
-    """What a call has learnt; pass one to several calls (`AutoProposer(ledger=...)`) to keep it.
-
-    Args:
-        step_seconds: the target's cost by total node count, given instead of measured (for tests and replays).
-        draft_seconds: the drafting cost by depth, likewise.
-    """
-
-    def __init__(
-        self,
-        step_seconds: Callable[[int], float] | None = None,
-        draft_seconds: Callable[[int], float] | None = None,
-    ) -> None:
-        self.given_step, self.given_draft = step_seconds, draft_seconds
-        self.step_clock, self.draft_clock = Clock(), Clock(slope=0.5)
-        self.node_clock = Clock(slope=0.5)  # nodes a row drafted, by depth: a draft may stop short of its plan
-        self.copies = [Survival(prior) for prior in (0.0, 0.35, 0.55, 0.75)]  # by n-gram length, 3 and more together
-        self.drafts = Survival(0.6)
-
-    def step_cost(self, nodes: int) -> float:
-        """Cost of a target forward over `nodes` nodes in all rows."""
-        return self.given_step(nodes) if self.given_step else self.step_clock.seconds(nodes)
-
-    def draft_cost(self, depth: int) -> float:
-        """Cost of drafting `depth` levels."""
-        if depth == 0:
-            return 0.0
-        return self.given_draft(depth) if self.given_draft else self.draft_clock.seconds(depth)
-
-    def copy_of(self, size: int) -> Survival:
-        """Survival of copies whose n-gram was so long."""
-        return self.copies[min(size, len(self.copies) - 1)]
-
-
 @dataclass
 class _Pending:
-    """The step in flight: what was planned, when it left, and what each row tried."""
+    """The step in flight: whose it is, what was planned, when it left (None: what came since was not it alone), and
+    what each row tried."""
 
+    context: weakref.ref[Context]
     plan: Plan
     nodes: int
-    left: float
+    left: float | None
     cached: Tensor
     match: list[int]
     copies: list[list[int]]
     copied: list[int]
     drafted: list[int]
-    live: list[bool]
+    weights: list[float]
 
 
 class AutoProposer(BaseProposer):
@@ -115,10 +86,15 @@ class AutoProposer(BaseProposer):
         self._pending: _Pending | None = None
         self._idle, self._wait, self._since_plain = 0, PROBE_FIRST, 0
         self._losses, self._credit, self._resting = 0, 0.0, False
+        self._open = False  # whether rows join: then others take the places of those that end
 
     def start(self, context: Context) -> None:
         """Prepare both ways of drafting."""
-        self._pending = None  # of an earlier call, or of rows that these are about to join
+        if self._pending is not None:
+            self._pending.left = None  # other prompts were fed since
+        if self.draft is not None and not self.ledger.draft_share:
+            whole = sum(parameter.numel() for parameter in context.target.model.parameters())
+            self.ledger.draft_share = self.draft.weights / whole
         for part in self.parts:
             part.start(context)
 
@@ -127,31 +103,34 @@ class AutoProposer(BaseProposer):
         entered = perf_counter()
         self._learn(context, entered)
         found = self.lookup.find(context, max(self.copy_lengths))
-        plan = self._choose(context, [size if draft else 0 for draft, size in found])
+        weights = self._weights(context)
+        plan = self._choose(context, [size if draft else 0 for draft, size in found], weights)
         began = perf_counter()
         proposal, copied, drafted = self._draft(context, plan, found)
         context.stats.plans[plan.name] = context.stats.plans.get(plan.name, 0) + 1
         left = perf_counter()
         if plan.depth and self.ledger.drafts.trials:  # a call's first draft also feeds the head its whole prompt
-            self.ledger.draft_clock.add(plan.depth, left - began)
-        live = [not row.stopped for row in context.rows]
+            self.ledger.draft_clocks.add(context.batch, plan.depth, left - began)
         sizes = [size for _, size in found]
         nodes, cached = proposal.tokens.numel(), context.cached.clone()
         copies = [copy for copy, _ in found]
-        self._pending = _Pending(plan, nodes, left, cached, sizes, copies, copied, drafted, live)
+        self._pending = _Pending(
+            weakref.ref(context), plan, nodes, left, cached, sizes, copies, copied, drafted, weights
+        )
         return proposal
 
     def select_rows(self, context: Context, index: Tensor) -> None:
-        """Keep rows `index [B']` of both."""
+        """Learn from the last step while its rows are all here, then keep rows `index [B']` of both."""
+        self._learn(context, perf_counter())
         for part in self.parts:
             part.select_rows(context, index)
-        self._pending = None
 
     def add_rows(self, context: Context, other: Context) -> None:
-        """Append the other rows to both."""
+        """Learn from the last step, then append the other rows to both."""
+        self._learn(context, perf_counter())
+        self._open = True
         for part in self.parts:
             part.add_rows(context, other)
-        self._pending = None
 
     def carry(self, context: Context) -> Any:
         """Return what the draft carries."""
@@ -164,13 +143,14 @@ class AutoProposer(BaseProposer):
 
     def _learn(self, context: Context, now: float) -> None:
         pending, self._pending = self._pending, None
-        if pending is None:
+        if pending is None or pending.context() is not context:
             return
-        self.ledger.step_clock.add(pending.nodes, now - pending.left)
+        if pending.left is not None:
+            self.ledger.step_clocks.add(len(pending.weights), pending.nodes, now - pending.left)
         self._settle(context, pending)
         gained = (context.cached - pending.cached).tolist()
-        for row, live in enumerate(pending.live):
-            if not live or gained[row] < 1:
+        for row, weight in enumerate(pending.weights):
+            if not weight or gained[row] < 1:
                 continue
             kept = gained[row] - 1
             if pending.copied[row]:
@@ -197,13 +177,13 @@ class AutoProposer(BaseProposer):
         Estimates start from a prior and change by one trial a step. Where drafting costs little they would go on for
         long; what counts here is what was really gained, in plain steps.
         """
-        rows = sum(pending.live)
-        plain = self.ledger.step_cost(rows)
+        rows = len(pending.weights)
+        plain = self.ledger.plain_cost(rows)
         if pending.plan == Plan() or plain == 0.0:
             return
-        emitted = int((context.cached - pending.cached).sum())
-        spent = self.ledger.step_cost(pending.nodes) + self.ledger.draft_cost(pending.plan.depth)
-        gain = emitted / rows - spent / plain
+        emitted = (context.cached - pending.cached).tolist()
+        spent = self.ledger.step_cost(rows, pending.nodes) + self.ledger.draft_cost(rows, pending.plan.depth)
+        gain = sum(weight * count for weight, count in zip(pending.weights, emitted, strict=True)) - spent / plain
         self._credit = min(max(self._credit + gain, LEAST_CREDIT), MOST_CREDIT)
         if gain > 0:
             self._losses, self._resting, self._wait = 0, False, PROBE_FIRST
@@ -211,55 +191,75 @@ class AutoProposer(BaseProposer):
         self._losses += 1
         self._resting = self._losses >= LOSSES and self._credit < 0
 
-    def _choose(self, context: Context, sizes: list[int]) -> Plan:
+    def _weights(self, context: Context) -> list[float]:
+        left = zip(context.rows, context.room().tolist(), strict=True)
+        return worth([0 if row.stopped else room + 1 for row, room in left], self._open)
+
+    def _choose(self, context: Context, sizes: list[int], weights: list[float]) -> Plan:
         """Pick the plan of the highest expected tokens per second; sizes are each row's n-gram match, 0 for none."""
-        live = [not row.stopped for row in context.rows]
-        rooms = context.room().tolist()
-        plain = self.ledger.step_cost(len(live))
-        if plain == 0.0:
+        rows, rooms = len(weights), context.room().tolist()
+        plain = self.ledger.plain_cost(rows)
+        if plain == 0.0 or max(rooms) < 1:
             return Plan()
-        plans = {plan: self._rate(plan, sizes, rooms, live) for plan in self._plans(sizes, max(rooms))}
-        if not plans:
+        self._idle += 1
+        if self._resting and self._idle < self._wait:
             return Plan()
-        best = max(plans, key=lambda plan: plans[plan])
-        rate = sum(live) / plain
-        if plans[best] >= MARGIN * rate and not self._resting:
+        kinds: dict[tuple[int, int], float] = {}  # rows of the same match and room, by their weight together
+        for size, room, weight in zip(sizes, rooms, weights, strict=True):
+            kind = size, min(room, max(self.deepest, *self.copy_lengths))
+            kinds[kind] = kinds.get(kind, 0.0) + weight
+        behind = self._catching_up(context, rows, max(rooms))
+        plans = {plan: self._outlook(plan, kinds, rows, behind) for plan in self._plans(sizes, max(rooms))}
+        best = max(plans, key=lambda plan: plans[plan][0] / plans[plan][1], default=Plan())
+        margin = MARGIN if rows == 1 else MARGIN_OF_ROWS
+        if best in plans and plans[best][0] / plans[best][1] >= margin / plain and not self._resting:
             self._idle = 0
             self._since_plain += 1
             if self._since_plain >= REFRESH_PLAIN:
                 self._since_plain = 0
                 return Plan()
             return best
-        self._idle += 1
         self._since_plain = 0
-        # What a copy would have been is known from every step for nothing; a draft has to be tried.
-        trial = max((plan for plan in plans if plan.depth), key=lambda plan: plans[plan], default=None)
-        if trial is not None and self._idle >= self._wait:
-            self._idle, self._wait = 0, min(self._wait * 2, PROBE_EVERY)
-            return trial
-        return Plan()
+        return self._probe({plan: cost / plain - tokens for plan, (tokens, cost) in plans.items() if plan.depth})
+
+    def _probe(self, losses: dict[Plan, float]) -> Plan:
+        """Try the draft that loses least, given what each is expected to lose in plain steps, when its time has come.
+
+        What a copy would have been is known from every step for nothing; a draft has to be tried. The dearer it is,
+        the longer it waits.
+        """
+        trial = min(losses, key=lambda plan: losses[plan], default=Plan())
+        if trial == Plan() or self._idle < max(self._wait, min(losses[trial] / PROBE_SHARE, PROBE_LATEST)):
+            return Plan()
+        self._idle, self._wait = 0, min(self._wait * 2, PROBE_EVERY)
+        return trial
 
     def _plans(self, sizes: list[int], room: int) -> list[Plan]:
         copies = [0, *(length for length in self.copy_lengths if any(sizes))]
-        depths = [0] if self.draft is None else [0, *range(1, min(self.deepest, max(room, 1)) + 1)]
-        plans = [Plan(copied, depth) for copied in copies for depth in depths if copied or depth]
-        return plans if room > 0 else []
+        depths = [0] if self.draft is None else [0, *range(1, min(self.deepest, room) + 1)]
+        return [Plan(copied, depth) for copied in copies for depth in depths if copied or depth]
 
-    def _rate(self, plan: Plan, sizes: list[int], rooms: list[int], live: list[bool]) -> float:
-        """Expected emitted tokens of all live rows per second under a plan."""
+    def _catching_up(self, context: Context, rows: int, room: int) -> float:
+        """Seconds a step that feeding the draft what it has not seen costs, spread over half of what is left."""
+        if self.draft is None:
+            return 0.0
+        return self.ledger.catch_up_cost(rows, self.draft.backlog(context)) / max(room / 2, 1)
+
+    def _outlook(
+        self, plan: Plan, kinds: dict[tuple[int, int], float], rows: int, behind: float = 0.0
+    ) -> tuple[float, float]:
+        """Return the expected emitted tokens of a row under a plan, the mean by weights, and the plan's cost."""
         tokens, widest = 0.0, 1
         draft = self.ledger.drafts.curve(plan.depth)
-        for size, room, alive in zip(sizes, rooms, live, strict=True):
-            if not alive:
+        for (size, room), weight in kinds.items():
+            if not weight:
                 continue
             copy = self.ledger.copy_of(size).curve(plan.copied) if size and plan.copied else []
             copy, mine = copy[:room], draft[:room]
-            depth = max(len(copy), len(mine))
-            both = [(_at(copy, d), _at(mine, d)) for d in range(depth)]
-            tokens += 1 + sum(max(a, b) + 0.5 * min(a, b) * (1 - max(a, b)) for a, b in both)
+            tokens += weight * expected_tokens(copy, mine)
             widest = max(widest, 1 + len(copy) + self._nodes(plan.depth) * (len(mine) > 0))
-        cost = self.ledger.step_cost(widest * len(live)) + self.ledger.draft_cost(plan.depth)
-        return tokens / cost if cost > 0 else 0.0
+        drafting = self.ledger.draft_cost(rows, plan.depth) + (behind if plan.depth else 0.0)
+        return tokens, self.ledger.step_cost(rows, widest * rows) + drafting
 
     def _nodes(self, depth: int) -> int:
         """Nodes that the draft feeds the target at a depth."""
@@ -292,7 +292,3 @@ class AutoProposer(BaseProposer):
         if not any(copied):
             return draft, nothing, reach
         return merge(draft, copy), copied, reach
-
-
-def _at(curve: list[float], depth: int) -> float:
-    return curve[depth] if depth < len(curve) else 0.0

@@ -26,6 +26,15 @@ class BaseProposer:
         """Draft nothing: a plain step."""
         return Proposal.root_only(context.root)
 
+    @property
+    def weights(self) -> int:
+        """Parameters read to draft a level; 0 where nothing is."""
+        return 0
+
+    def backlog(self, context: Context) -> int:
+        """Return how many cached tokens, of all rows, it has to feed itself before it can draft."""
+        return 0
+
     def nodes(self, depth: int) -> int:
         """Return how many nodes a row drafts to a depth; a chain has one a level."""
         return depth

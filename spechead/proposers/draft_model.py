@@ -64,6 +64,11 @@ class DraftModelProposer(BaseProposer):
         self.drafting = drafting or DraftingConfig()
         self.max_positions: int = getattr(draft.config, "max_position_embeddings", None) or 1 << 30
 
+    @property
+    def weights(self) -> int:
+        """Parameters of the draft model."""
+        return sum(parameter.numel() for parameter in self.draft.model.parameters())
+
     def start(self, context: Context) -> None:
         """Feed the prompts to the draft, unless they are wider than its positions: then rows are fed as they draft."""
         width = context.rows[0].prompt_width

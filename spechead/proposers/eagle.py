@@ -135,6 +135,15 @@ class EagleProposer(BaseProposer):
             proposal = grow_static(sprout, root, [path for path in self.choices if len(path) <= deepest])
         return within(proposal, depth)
 
+    @property
+    def weights(self) -> int:
+        """Parameters of the head."""
+        return sum(parameter.numel() for parameter in self.head.parameters())
+
+    def backlog(self, context: Context) -> int:
+        """Return how many features wait to be taken."""
+        return context.fresh[id(self)].waiting
+
     def nodes(self, depth: int) -> int:
         """Return how many nodes a row drafts to a depth."""
         if self.tree == "chain":

@@ -89,6 +89,11 @@ class MedusaProposer(BaseProposer):
         above = torch.tensor([parents], device=device).expand(len(tokens), -1)
         return tree_proposal(root, tokens, above, deepest)
 
+    @property
+    def weights(self) -> int:
+        """Parameters of the heads."""
+        return sum(parameter.numel() for parameter in self.heads.parameters())
+
     def nodes(self, depth: int) -> int:
         """Return how many nodes a row drafts to a depth."""
         if self.dynamic:

@@ -22,8 +22,9 @@ from ..attach import Speculation
 from ..context import Context
 from ..decoding import prefill, step
 from ..mixin import unwrap
-from ..proposers.auto import AutoProposer, Ledger
+from ..proposers.auto import AutoProposer
 from ..proposers.base import BaseProposer
+from ..proposers.costs import Ledger
 from ..stats import DecodeStats
 from .errors import ApiError, whereabouts
 from .limits import Limits, kv_bytes

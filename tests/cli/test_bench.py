@@ -314,3 +314,15 @@ def test_prompts_of_several_sources_are_one_run(run: Run, target_directory: str,
     again = run("bench", "--target", target_directory, "--prompts", prompts, "--prompts", prompts)
     assert again.exit_code == 2
     assert "several rows have the id 'a'" in again.stderr
+
+
+def test_batches_may_ask_more_prompts_than_single_runs(run: Run, target_directory: str, prompts: str) -> None:
+    loads = ["--batch-size", "1", "--batch-size", "2", "--per-group", "1", "--batch-prompts", "2"]
+    result = run("bench", "--target", target_directory, "--prompts", prompts, *loads, *FAST)
+    assert result.exit_code == 0, result.output
+    results = results_file.load(Path("results.json"))
+    asked = [
+        {name for record in results.records if record.load == load for name in record.prompts if name in ("a", "b")}
+        for load in range(2)
+    ]
+    assert [len(names) for names in asked] == [1, 2]

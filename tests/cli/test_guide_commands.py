@@ -24,7 +24,7 @@ from tests.unit.heads.targets import make_head
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("docs/guide.md", "docs/zh/guide.md", "docs/code-completion.md", "docs/benchmark.md", "README.zh-CN.md")
 FENCE = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PROMPTS = ("log.jsonl", "completion.jsonl", "random.jsonl")
+PROMPTS = ("log.jsonl", "completion.jsonl", "random.jsonl", "code.jsonl")
 LARGEST_BATCH = 3
 QUICK_PROOF = {"--effect-size": "0.6", "--power": "0.9", "--law-prompts": "1", "--rows": "128"}
 SMALL = {
@@ -60,6 +60,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "drafts/my-draft": draft,
         "heads/my-medusa": make_head("medusa", target),
         "heads/my-eagle3": make_head("eagle3", target),
+        "heads/random": make_head("eagle3", target),
     }
     names = {}
     for number, (name, model) in enumerate(saved.items()):

@@ -7,6 +7,7 @@ from transformers import DynamicCache
 from spechead import Proposal, SpeculativeConfig, enable_speculation
 from tests import tiny
 from tests.running import ForwardCount
+from tests.tiny_heads import make_head
 
 
 def generate(model, ids, method, depth, new=40, **kwargs):
@@ -135,3 +136,56 @@ def test_few_new_tokens_take_no_more_forwards_than_they_need(new):
     assert out.sequences.shape[1] == 6 + new
     assert count.forwards == 1 + -(-(new - 1) // 5)
     assert count.fed == 6 + max(new - 1, 0)  # no node is fed that could not be kept
+
+
+def samples(model, ids, method, mask=None, count=3, **settings):
+    """Several samples of each prompt by one seed, each row's draws its own."""
+    torch.manual_seed(0)
+    mask = torch.ones_like(ids) if mask is None else mask
+    return model.generate(
+        ids,
+        attention_mask=mask,
+        num_return_sequences=count,
+        do_sample=True,
+        max_new_tokens=20,
+        speculative=SpeculativeConfig(method=method, num_draft_tokens=4),
+        return_dict_in_generate=True,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("method", ["prompt_lookup", "draft_model"])
+@pytest.mark.parametrize("chunk", [None, 4])
+@pytest.mark.parametrize("padded", [False, True])
+def test_several_samples_of_a_prompt_feed_it_once(method, chunk, padded):
+    model = enabled()
+    ids, mask = tiny.left_padded(2, 12) if padded else (tiny.prompt_ids(2, 12), torch.ones(2, 12, dtype=torch.long))
+    settings = {"prefill_chunk_size": chunk} if chunk else {}
+    with ForwardCount(model) as count:
+        out = samples(model, ids, method, mask, top_k=1, **settings)
+    expected = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False)
+    assert out.sequences.tolist() == expected.repeat_interleave(3, dim=0).tolist()
+    assert out.stats.prompt_fed == 2 * 12
+    assert count.fed == 2 * 12 + out.stats.nodes_fed
+    assert out.stats.acceptance_length > 1.5 or method == "prompt_lookup"
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
+def test_heads_take_the_features_of_a_prompt_that_was_fed_once(kind):
+    model = tiny.fresh_model("llama")
+    model = enable_speculation(model, head=make_head(kind, model))
+    method = "medusa" if kind == "medusa" else "eagle"
+    ids = tiny.prompt_ids(2, 12)
+    alone = [samples(model, ids[row : row + 1], method, count=1, top_k=1) for row in range(2)]
+    out = samples(model, ids, method, count=2, top_k=1)
+    assert out.stats.prompt_fed == 2 * 12
+    assert out.stats.drafted_tokens > 0
+    for row in range(4):
+        assert out.sequences[row].tolist() == alone[row // 2].sequences[0].tolist()
+        assert out.stats.emitted_per_step[row] == alone[row // 2].stats.emitted_per_step[0]
+
+
+def test_samples_of_one_prompt_differ():
+    out = samples(enabled(), tiny.prompt_ids(1, 12), "draft_model", count=8)
+    assert len({tuple(row) for row in out.sequences.tolist()}) > 1
+    assert out.stats.prompt_fed == 12

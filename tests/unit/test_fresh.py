@@ -87,3 +87,20 @@ def test_rows_join(steps):
     expected = [[1, 2], [9], [7, 8]] if steps == 1 else [[1, 2, 3], [9], [7, 8, 6, 5, 4]]
     assert counted(joined) == expected
     assert counted(joined, 2) == expected
+
+
+def test_what_waits_is_counted_through_all_changes():
+    fresh, other = Fresh((0,)), Fresh((0,))
+    assert fresh.waiting == 0
+    fill(fresh, [1], [2, 3], width=2)
+    fill(fresh, [4, 5], [], width=2)
+    assert fresh.waiting == 5
+    fill(other, [7, 8, 9], width=3)
+    fresh.add_rows(other)
+    assert fresh.waiting == 8
+    fresh.select_rows(torch.tensor([0, 2]))
+    assert fresh.waiting == 3 + 3
+    fresh.take()
+    assert fresh.waiting == 0
+    fresh.select_rows(torch.tensor([1]))
+    assert fresh.waiting == 0

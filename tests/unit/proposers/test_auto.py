@@ -1,6 +1,7 @@
 """auto: exact whatever it chooses, led by costs and acceptance, quiet where nothing pays, and without a trace."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -10,12 +11,15 @@ from torch import Tensor
 from spechead import SpeculativeConfig, enable_speculation
 from spechead.attach import Speculation
 from spechead.config import DraftingConfig
-from spechead.proposers.auto import LOSSES, PROBE_FIRST, AutoProposer, Ledger, Plan
+from spechead.decoding import step
+from spechead.proposers.auto import LOSSES, PROBE_FIRST, AutoProposer, Plan
+from spechead.proposers.costs import LEAD, Ledger
 from spechead.proposers.draft_model import DraftModelProposer
 from spechead.proposers.eagle import EagleProposer
 from spechead.proposers.prompt_lookup import PromptLookupProposer
 from spechead.target import Target
 from tests import tiny
+from tests.running import start
 from tests.unit.generate.harness import llama
 from tests.unit.heads.targets import make_head
 
@@ -175,7 +179,19 @@ class TestStepsBack:
             return_dict_in_generate=True,
         )
         assert output.stats.steps >= 60
-        assert 0 < output.stats.speculating_steps <= 0.1 * output.stats.steps
+        assert output.stats.speculating_steps <= 0.1 * output.stats.steps
+        assert batch > 1 or output.stats.speculating_steps > 0, "a dear probe of four rows would come after this call"
+
+    def test_the_dearer_a_probe_the_longer_it_waits(self, target: Any) -> None:
+        def probes(per_level: float) -> int:
+            ledger = Ledger(step_seconds=STEEP["step_seconds"], draft_seconds=lambda depth: per_level * depth)
+            part = DraftModelProposer(Target(tiny.fresh_model("llama", seed=7)))
+            stats = generate(target, AutoProposer(PromptLookupProposer(), part, ledger), new=400).stats
+            return stats.plans.get("draft", 0) + stats.plans.get("lookup+draft", 0)
+
+        cheap, dear = probes(0.0), probes(1.0)
+        assert 0 < dear <= 6, "about one for each hundred plain steps that it costs"
+        assert cheap > dear
 
     def test_free_drafts_that_never_hit_are_given_up_too(self) -> None:
         """Their cost is small, and so is the reason to go on."""
@@ -309,6 +325,110 @@ def test_the_plan_is_priced_by_the_nodes_that_were_really_drafted(target: Any) -
     assert priced[0.999] <= 4 < priced[0.0]
 
 
+@pytest.mark.parametrize("change", ["none", "a row leaves", "a row joins", "both"])
+def test_every_step_teaches_though_rows_join_and_leave_after_it(target: Any, change: str) -> None:
+    """A server's batch changes at almost every step: what those steps showed must not be lost."""
+    ledger = Ledger(draft_seconds=FREE["draft_seconds"], step_seconds=FREE["step_seconds"])
+    proposer = AutoProposer(PromptLookupProposer(), exact_draft(target), ledger)
+    rows = [[5, 9, 33, 12], [13, 30, 11], [31, 20]]
+    context = start(Target(target), proposer, rows, 40)
+    tried = 0
+    for _ in range(4):
+        step(context)
+        plan = proposer._pending.plan
+        tried += context.batch if plan.depth else 0
+        if change in ("a row leaves", "both") and context.batch > 1:
+            context.select_rows(range(context.batch - 1))
+        if change in ("a row joins", "both"):
+            context.add_rows(start(Target(target), proposer, [[4, 17, 8]], 40))
+    step(context)
+    assert tried > 3
+    assert ledger.drafts.trials == tried
+    timed = 0 if change == "a row joins" else 4  # unless a prompt was fed since, the time of a step is known
+    assert ledger.step_clocks.samples == timed
+
+
+def test_a_proposer_used_again_learns_nothing_from_the_end_of_another_call(target: Any) -> None:
+    ledger = Ledger(**FREE)
+    proposer = AutoProposer(PromptLookupProposer(), exact_draft(target), ledger)
+    generate(target, proposer, batch=2)
+    learnt = ledger.drafts.trials, ledger.step_clocks.samples
+    context = start(Target(target), proposer, [[5, 9, 33]], 40)
+    step(context)
+    assert (ledger.drafts.trials, ledger.step_clocks.samples) == learnt
+
+
+class TestFirstDraft:
+    """Before the first draft its cost is guessed from sizes: the draft's weights, and what it has to feed first."""
+
+    def proposer(self, target: Any) -> AutoProposer:
+        proposer = AutoProposer(PromptLookupProposer(), EagleProposer(make_head("eagle", target)), Ledger())
+        return proposer
+
+    def test_the_draft_is_sized_and_its_backlog_counted(self, target: Any) -> None:
+        proposer = self.proposer(target)
+        context = start(Target(target), proposer, [[5, 9, 33, 12], [13, 30, 11]], 40)
+        head = sum(parameter.numel() for parameter in proposer.draft.head.parameters())
+        whole = sum(parameter.numel() for parameter in target.parameters())
+        assert proposer.ledger.draft_share == pytest.approx(head / whole)
+        assert proposer.draft.backlog(context) == 4 + 3
+        step(context)
+        assert proposer.draft.backlog(context) == 4 + 3 + 2
+        proposer.draft.propose(context)
+        assert proposer.draft.backlog(context) == 0
+
+    def test_a_long_backlog_of_many_rows_makes_the_first_draft_wait(self, target: Any) -> None:
+        def plan(backlog: int, room: int) -> Plan:
+            proposer = self.proposer(target)
+            context = start(Target(target), proposer, [[5, 9, 33, 12]], room)
+            proposer.ledger.draft_share = 0.1
+            proposer.ledger.step_clocks.add(1, 1, 1.0)
+            proposer.ledger.step_clocks.add(1, 9, 1.08)
+            proposer.draft.backlog = lambda _: backlog  # type: ignore[method-assign]
+            return proposer._choose(context, [0], [1.0])
+
+        assert plan(10, 40).depth > 0
+        assert plan(100_000, 40) == Plan()
+        assert plan(1_000, 40).depth > 0, "0.05 plain steps a step"
+        assert plan(20_000, 400).depth > 0, "spread over a longer answer"
+
+
+class TestWeights:
+    def weights(self, target: Any, news: list[int], opened: bool = False) -> list[float]:
+        proposer = AutoProposer(PromptLookupProposer(), None, Ledger(**FREE))
+        context = start(Target(target), proposer, [[5, 9, 33]], news[0])
+        for new in news[1:]:
+            context.add_rows(start(Target(target), proposer, [[13, 30, 11]], new))
+        proposer._open = opened
+        return proposer._weights(context)
+
+    def test_a_token_counts_the_same_where_others_take_the_places_of_rows_that_end(self, target: Any) -> None:
+        assert self.weights(target, [40, 4, 20], opened=True) == pytest.approx([1 / 3] * 3)
+
+    def test_a_leading_row_counts_less_in_a_batch_that_ends_with_its_last_row(self, target: Any) -> None:
+        last, leading = self.weights(target, [41, 31])
+        assert last + leading == pytest.approx(1.0)
+        assert leading / last == pytest.approx(math.exp(-10 / (LEAD * 40)))
+
+    def test_rows_that_stopped_count_nothing(self, target: Any) -> None:
+        assert self.weights(target, [40, 1]) == [1.0, 0.0]
+
+    def test_copies_of_leading_rows_alone_are_not_drafted_at_the_end_of_a_batch(self, target: Any) -> None:
+        """Were all tokens worth the same, a sure copy of two rows in three would pay for this forward."""
+
+        def plan(rooms: list[int]) -> Plan:
+            ledger = Ledger(step_seconds=lambda nodes: 1 + 0.05 * nodes)
+            proposer = AutoProposer(PromptLookupProposer(num_draft_tokens=4), None, ledger)
+            ledger.step_clocks.add(3, 3, 1.0)
+            context = start(Target(target), proposer, [[5, 9, 33]] * 3, 60)
+            for row, room in zip(context.rows, rooms, strict=True):
+                row.max_length = row.end + room
+            return proposer._choose(context, [3, 3, 0], proposer._weights(context))
+
+        assert plan([40, 40, 40]).copied > 0
+        assert plan([8, 8, 40]) == Plan()
+
+
 class TestSettings:
     def test_a_depth_is_also_lookups(self) -> None:
         model = enable_speculation(llama(), head=make_head("eagle", llama()))
@@ -341,7 +461,7 @@ class TestState:
         assert first.emitted_per_step == second.emitted_per_step
 
     def test_a_shared_ledger_is_kept(self, target: Any) -> None:
-        ledger = Ledger(**STEEP)
+        ledger = Ledger(step_seconds=lambda nodes: 1 + 0.02 * nodes, draft_seconds=lambda depth: 0.02 * depth)
         first = generate(target, auto("eagle", target, ledger)).stats
         known = ledger.drafts.trials
         assert known > 0

@@ -2,14 +2,13 @@
 
 import pytest
 
-from spechead.proposers.auto import Ledger
-from spechead.proposers.costs import DECAY, RECENT, Clock, Survival
+from spechead.proposers.costs import DECAY, RECENT, Clock, Clocks, Ledger, Survival
 
 
 class TestClock:
     def test_nothing_seen_costs_nothing(self) -> None:
         assert Clock().seconds(5) == 0.0
-        assert 5 not in Clock()
+        assert Clock().sizes == []
 
     def test_one_size_is_scaled_by_the_guessed_slope(self) -> None:
         clock = Clock(slope=0.5)
@@ -35,6 +34,15 @@ class TestClock:
         assert clock.seconds(9) >= 1.0
         assert clock.seconds(3) >= 1.0
 
+    def test_fewer_nodes_than_were_seen_cost_less_but_not_nothing(self) -> None:
+        clock = Clock()
+        clock.add(40, 2.0)
+        clock.add(80, 3.0)
+        assert clock.seconds(16) == pytest.approx(1.4)
+        clock.add(80, 9.0)
+        clock.add(80, 9.0)
+        assert clock.seconds(20) == pytest.approx(1.0), "half the nodes, at least half the cost"
+
     def test_outliers_and_old_samples_fall_out(self) -> None:
         clock = Clock()
         for seconds in (1.0, 1.0, 50.0):
@@ -43,6 +51,44 @@ class TestClock:
         for _ in range(RECENT):
             clock.add(1, 3.0)
         assert clock.seconds(1) == 3.0
+
+
+class TestClocks:
+    def test_batches_of_other_sizes_keep_their_own_figures(self) -> None:
+        clocks = Clocks()
+        clocks.add(1, 16, 1.0)
+        clocks.add(16, 16, 3.0)
+        assert (clocks.seconds(1, 16), clocks.seconds(16, 16)) == (1.0, 3.0)
+        assert clocks.seconds(17, 16) == 3.0, "one clock from 16 to 31 rows"
+        assert clocks.samples == 2
+
+    def test_a_size_not_seen_is_read_off_the_nearest(self) -> None:
+        clocks = Clocks()
+        assert clocks.seconds(4, 4) == 0.0
+        clocks.add(2, 4, 1.0)
+        clocks.add(64, 4, 9.0)
+        assert clocks.seconds(4, 4) == 1.0
+        assert clocks.seconds(40, 4) == 9.0
+
+    def test_how_cost_grows_is_taken_from_another_batch_until_it_is_known(self) -> None:
+        clocks = Clocks()
+        clocks.add(8, 8, 1.0)
+        clocks.add(8, 40, 3.0)
+        clocks.add(2, 8, 0.5)
+        assert clocks.seconds(2, 40) == pytest.approx(1.5)
+        clocks.add(2, 40, 0.7)
+        assert clocks.seconds(2, 40) == pytest.approx(0.7)
+
+
+def test_a_plain_step_is_known_once_one_was_timed_in_such_a_batch() -> None:
+    """Were it read off drafted steps alone, it would seem as dear as they, and nothing would ever correct that."""
+    ledger = Ledger()
+    ledger.step_clocks.add(12, 60, 2.0)
+    ledger.step_clocks.add(3, 3, 1.0)
+    assert ledger.plain_cost(12) == 0.0
+    ledger.step_clocks.add(9, 9, 1.0)
+    assert 1.0 < ledger.plain_cost(12) < 1.1
+    assert Ledger(step_seconds=lambda nodes: 5.0).plain_cost(12) == 5.0
 
 
 class TestSurvival:
@@ -85,11 +131,11 @@ class TestSurvival:
 class TestLedger:
     def test_given_costs_are_used_instead_of_measured_ones(self) -> None:
         ledger = Ledger(step_seconds=lambda nodes: 3.0 * nodes, draft_seconds=lambda depth: 7.0 * depth)
-        ledger.step_clock.add(2, 100.0)
-        ledger.draft_clock.add(2, 100.0)
-        assert ledger.step_cost(2) == 6.0
-        assert ledger.draft_cost(2) == 14.0
-        assert ledger.draft_cost(0) == 0.0
+        ledger.step_clocks.add(1, 2, 100.0)
+        ledger.draft_clocks.add(1, 2, 100.0)
+        assert ledger.step_cost(1, 2) == 6.0
+        assert ledger.draft_cost(1, 2) == 14.0
+        assert ledger.draft_cost(1, 0) == 0.0
 
     def test_copies_are_kept_apart_by_the_length_of_their_match(self) -> None:
         ledger = Ledger()
