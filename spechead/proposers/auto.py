@@ -23,7 +23,7 @@ from .costs import Ledger, expected_tokens, worth
 from .merge import merge
 from .prompt_lookup import PromptLookupProposer
 
-PROBE_FIRST, PROBE_EVERY = 10, 40  # steps until a losing plan is tried again: doubling from the first to the last
+PROBE_FIRST, PROBE_EVERY = 20, 40  # steps until a losing plan is tried again: doubling from the first to the last
 PROBE_SHARE, PROBE_LATEST = 0.01, 500  # of the steps since may be lost by a probe, which waits no longer than this
 LOSSES = 3  # drafted steps in a row that cost more than they gave, after which a call rests
 LIKELY = 0.5  # chance of a copy from which a rest ends

@@ -193,19 +193,22 @@ class TestStepsBack:
         assert 0 < dear <= 6, "about one for each hundred plain steps that it costs"
         assert cheap > dear
 
-    def test_free_drafts_that_never_hit_are_given_up_too(self) -> None:
+    def test_free_drafts_that_never_hit_are_given_up_too(self, target: Any) -> None:
         """Their cost is small, and so is the reason to go on."""
-        model = enable_speculation(tiny.fresh_model("llama"))
-        part = DraftModelProposer(Target(tiny.fresh_model("llama", seed=7)))
-        ids = tiny.prompt_ids(1, 12, seed=4)
-        stats = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            speculative=AutoProposer(PromptLookupProposer(), part, Ledger(**FREE)),
-            max_new_tokens=NEW,
-            do_sample=False,
-            return_dict_in_generate=True,
-        ).stats
+        part = exact_draft(target)
+        shipped = part.propose
+
+        def wrong(context: Any) -> Any:
+            proposal = shipped(context)
+            tokens = (proposal.tokens + 1) % tiny.VOCAB
+            tokens[:, 0] = proposal.tokens[:, 0]
+            return type(proposal)(tokens, proposal.parents, proposal.real, None, proposal.max_depth)
+
+        part.propose = wrong  # type: ignore[method-assign]
+        proposer = AutoProposer(PromptLookupProposer(), part, Ledger(**FREE))
+        proposer.lookup.find = lambda context, count: [([], 0)] * context.batch  # type: ignore[method-assign]
+        stats = generate(target, proposer).stats
+        assert stats.kept_tokens == 0
         assert LOSSES <= stats.speculating_steps <= 0.1 * stats.steps
 
     @pytest.mark.parametrize("batch", [1, 4])
