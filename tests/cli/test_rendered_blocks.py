@@ -68,3 +68,16 @@ def test_missing_files_are_said(page: str, text: str, tmp_path: Path) -> None:
     found = render_readme.render(page, tmp_path)
     assert text in found
     assert "old" not in found
+
+
+@pytest.mark.parametrize(
+    ("steps", "drafting", "drafted", "shown"),
+    [(10, 4, 30, "40%"), (10, 0, 0, "0%"), (10, 0, 30, ""), (0, 0, 0, "")],
+)
+def test_the_share_of_steps_with_a_draft_is_blank_where_it_was_not_counted(
+    steps: int, drafting: int, drafted: int, shown: str
+) -> None:
+    found = results()
+    for record in found.records:
+        record.stats = {"steps": steps, "speculating_steps": drafting, "drafted_tokens": drafted}
+    assert render_readme._drafting_steps(found, 0, found.records[0].method) == shown
