@@ -19,7 +19,7 @@ from ..target import Target
 from .certificate import DrawCheck, Fault, TreeCheck
 from .chi_square import uniformity
 from .exact_law import ExactLaw, cached_logits, plain_logits
-from .witness import Places, SeenStep, Witness
+from .witness import Seen, SeenStep
 
 WRONG_Q = "wrong q"
 BONUS = "bonus token from raw logits"
@@ -244,13 +244,13 @@ def _apart(law: Tensor, other: Tensor) -> float:
     return float((law.double().cpu() - other.double().cpu()).abs().sum() / 2)
 
 
-def check_draws(witness: Witness, significance: float) -> tuple[list[DrawCheck], list[Fault]]:
+def check_draws(seen: Seen, significance: float) -> tuple[list[DrawCheck], list[Fault]]:
     """Say whether drafted tokens follow their reported q, and chosen tokens the law they were chosen by."""
     checks, faults = [], []
     expected = (
-        (WRONG_Q, "drafted tokens in the reported q", witness.drafted),
-        (BONUS, "tokens behind the last drafted one in their law", witness.bonus),
-        (ACCEPTANCE, "tokens where something was drafted in their law", witness.inside),
+        (WRONG_Q, "drafted tokens in the reported q", seen.drafted),
+        (BONUS, "tokens behind the last drafted one in their law", seen.bonus),
+        (ACCEPTANCE, "tokens where something was drafted in their law", seen.inside),
     )
     for name, what, places in expected:
         check = DrawCheck(what, len(places.values), uniformity(places.values), places.impossible)
@@ -260,22 +260,8 @@ def check_draws(witness: Witness, significance: float) -> tuple[list[DrawCheck],
         elif check.p_value < significance:
             evidence = f"{check.tokens} {what}: p = {check.p_value:.2g} that they follow it"
             faults.append(Fault(BONUS_LAW if name == BONUS else name, evidence))
-    if witness.excess > LAW_TOLERANCE * 100:
-        faults.append(Fault(WRONG_Q, f"a reported q sums to 1 +- {witness.excess:.3g}"))
+    if seen.excess > LAW_TOLERANCE * 100:
+        faults.append(Fault(WRONG_Q, f"a reported q sums to 1 +- {seen.excess:.3g}"))
     if any(fault.name == WRONG_Q for fault in faults):  # which makes the rule's outcome wrong, too
         faults = [fault for fault in faults if fault.name != ACCEPTANCE]
     return checks, faults
-
-
-def gathered(witnesses: Sequence[Witness]) -> Witness:
-    """Return one witness with what all of several calls saw."""
-    whole = Witness(witnesses[0].inner)
-    for witness in witnesses:
-        for name in ("drafted", "bonus", "inside"):
-            mine: Places = getattr(whole, name)
-            theirs: Places = getattr(witness, name)
-            mine.values += theirs.values
-            mine.impossible += theirs.impossible
-        whole.steps += witness.steps
-        whole.excess = max(whole.excess, witness.excess)
-    return whole

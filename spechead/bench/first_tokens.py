@@ -20,7 +20,7 @@ from .certificate import CheckSettings
 from .chi_square import samples_needed
 from .exact_law import ExactLaw, Law
 from .measure import cut, end_ids
-from .witness import Witness
+from .witness import Seen, Witness
 
 CHOSEN_OF = 16  # prompts whose first law is looked at to choose among
 LEAST_ENTROPY = 0.01  # nats; below, a first token is certain
@@ -102,7 +102,7 @@ class FirstTokens:
         degrees = max(sum(len(law) - 1 for law in laws.values()), 1)
         return samples_needed(degrees, settings.effect_size, settings.significance, settings.power)
 
-    def sample(self, row: list[int], count: int, number: int) -> tuple[Counter[tuple[int, ...]], list[Witness]]:
+    def sample(self, row: list[int], count: int, number: int) -> tuple[Counter[tuple[int, ...]], Seen]:
         """Sample a prompt's first tokens.
 
         Args:
@@ -111,10 +111,10 @@ class FirstTokens:
             number: of the prompt, added to the seed.
 
         Returns:
-            The outcomes, and what watched the calls; nothing watches a lossy method, whose rule is in its config.
+            The outcomes, and what the calls did; nothing watches a lossy method, whose rule is in its config.
         """
         counts: Counter[tuple[int, ...]] = Counter()
-        witnesses: list[Witness] = []
+        seen, witnessed = Seen(), 0
         generator = torch.Generator(self.plain.device).manual_seed(self.settings.seed + number)
         at_once = self.settings.rows if self.state.target.verdict.tier == "tree" else 1
         for new_tokens in self._lengths(len(row)):
@@ -123,12 +123,12 @@ class FirstTokens:
                 method: Any = self.config
                 if self.config.acceptance == "exact":
                     keep = (lambda step: step < 2) if calls == 0 else (lambda step: False)
-                    method = Witness(self.proposer(), keep, seed=self.settings.seed + len(witnesses))
-                    witnesses.append(method)
+                    method = Witness(self.proposer(), keep, seed=self.settings.seed + witnessed, seen=seen)
+                    witnessed += 1
                 counts.update(self._call(row, min(at_once, left), new_tokens, method, generator))
                 left -= at_once
                 calls += 1
-        return counts, witnesses
+        return counts, seen
 
     def _lengths(self, width: int) -> tuple[int, int]:
         """Return the new tokens of deep and of shallow calls, as the target's positions allow."""

@@ -17,12 +17,12 @@ from .certificate import CheckSettings, Distance, Fault, GreedyCheck, LawCheck, 
 from .chi_square import Cells, critical_value, effect_between, merged, p_value, power_of, total_variation
 from .equality import check_greedy
 from .exact_law import Law
-from .faults import check_draws, check_laws, check_trees, gathered
+from .faults import check_draws, check_laws, check_trees
 from .first_tokens import FirstTokens, Prompts
 from .measure import Method as Timeable
 from .measure import run_once
 from .results import Load
-from .witness import SeenStep, Witness
+from .witness import Seen, SeenStep, Witness
 
 GREEDY = "greedy output differs"
 SAMPLED = "sampled tokens do not follow the target's law"
@@ -105,7 +105,7 @@ class Check:
         for call in calls:
             witness = Witness(self.first.proposer(), lambda step: step in NOTED_STEPS)
             run_once(Timeable(self.config.method, self.enabled, {"speculative": witness}), call, load, 0)
-            steps.append(sorted(witness.steps, key=lambda step: len(step.tokens) == 1))  # those that drafted first
+            steps.append(sorted(witness.seen.steps, key=lambda step: len(step.tokens) == 1))  # with drafts first
         found.trees, faults = check_trees(self.state.target, self.plain, in_turn(steps, self.settings.steps))
         found.faults += faults
         return found.trees.bound
@@ -116,24 +116,22 @@ class Check:
         laws = {name: self.exact.joint(row, self.settings.tokens) for name, row in chosen.items()}
         samples = self.first.samples(laws)
         self.say(f"{samples} samples of {len(chosen)} prompts")
-        cells, witnesses, rounding = [], [], 0.0
+        cells, all_seen, rounding = [], Seen(), 0.0
         for number, (name, row) in enumerate(chosen.items()):
             counts, seen = self.first.sample(row, samples // len(chosen) + 1, number)
-            witnesses += seen
+            all_seen.add(seen)
             for outcome in [outcome for outcome in counts if outcome not in laws[name]]:
                 if self.exact.excluded_by_a_tie(row, outcome, bound):
                     del counts[outcome]
             cells.append(merged(laws[name], counts))
             other = self.exact.joint(row, self.settings.tokens, cached=True)
             rounding += counts.total() * effect_between(laws[name], other) ** 2
-            compared, faults = check_laws(
-                self.exact, self.exact.processors(row), [step for each in seen for step in each.steps]
-            )
+            compared, faults = check_laws(self.exact, self.exact.processors(row), seen.steps)
             found.faults += faults
             if found.trees is not None:
                 found.trees = replace(found.trees, laws=found.trees.laws + compared)
         found.law = self.chi_square(list(chosen), cells, rounding)
-        found.draws, faults = check_draws(gathered(witnesses), self.settings.significance)
+        found.draws, faults = check_draws(all_seen, self.settings.significance)
         found.faults += faults
         if found.law.p_value < self.settings.significance or found.law.impossible:
             found.faults.append(Fault(SAMPLED, describe_law(found.law)))

@@ -4,29 +4,33 @@ Called by `spechead bench`. Everything is in the page: style, plots (as PNG) and
 """
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
-from .plots import acceptance_by_depth, acceptance_by_position, speed_up_by_batch
+from .figures import mean_by_place
+from .plots import acceptance_by_depth, acceptance_by_position, colours_of, speed_up_by_batch
 from .results import Cell, Load, Results
 from .timing import MEAN, PLAIN
-from .verdict import best, describe, overall, verdicts
+from .verdict import best, describe, verdicts
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #1b1b1b; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; } h3 { font-size: 1rem; }
-table { border-collapse: collapse; margin: .6rem 0; font-size: .88rem; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; }
-th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
-tr.mean td { font-weight: 600; } tr.slow td.ratio { color: #a40000; } tr.fast td.ratio { color: #006b2d; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; margin: .6rem 0; font-size: .85rem; }
+th, td { padding: .25rem .55rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } caption { text-align: left; font-weight: 600; padding: .4rem 0;
+  white-space: nowrap; }
+tr.slow td.ratio { color: #a40000; } tr.fast td.ratio { color: #006b2d; }
 .verdict { border-left: 4px solid #006b2d; padding: .3rem .8rem; background: #f2f8f4; margin: .4rem 0; }
 .verdict.plain { border-color: #8a6d00; background: #fbf7ea; }
 .sample { white-space: pre-wrap; background: #f7f7f7; padding: .8rem; border-radius: 4px; }
 .drafted { background: #bfe8cc; } code { background: #f2f2f2; padding: 0 .2rem; }
+summary { cursor: pointer; margin: .6rem 0; } li { overflow-wrap: anywhere; }
 img { max-width: 100%; } .note { color: #555; font-size: .88rem; }
 """
 COLUMNS = (
-    "group",
     "method",
     "tokens/s",
     "against plain",
@@ -34,7 +38,6 @@ COLUMNS = (
     "first token",
     "tokens a step",
     "acceptance",
-    "by depth",
     "drafting",
     "verifying",
     "other",
@@ -87,15 +90,24 @@ def setting(results: Results) -> str:
 
 
 def section(results: Results, index: int, load: Load) -> str:
-    """Return the figures, the plot and a sample of one load."""
+    """Return the figures, the plots and a sample of one load."""
     cells = [cell for cell in results.cells if cell.load == index]
     peaks = {peak.method: peak.bytes for peak in results.peaks if peak.load == index}
-    parts = [f"<h2>{escape(name_of(load))}</h2>", table(cells, peaks)]
-    groups = [cell for cell in cells if cell.group != MEAN]
-    png = acceptance_by_depth(groups)
+    groups = list(dict.fromkeys(cell.group for cell in cells if cell.group != MEAN))
+    tables = {name: table(name, [c for c in cells if c.group == name], peaks) for name in [*groups, MEAN]}
+    parts = [f"<h2>{escape(name_of(load))}</h2>"]
+    if len(groups) > 1:
+        by_group = "".join(tables[name] for name in groups)
+        parts += [tables[MEAN], f"<details><summary>Each of the {len(groups)} groups</summary>{by_group}</details>"]
+    else:
+        parts += [tables[name] for name in groups]
+    own = [cell for cell in cells if cell.group != MEAN]
+    colours = colours_of(results)
+    png = acceptance_by_depth(own, colours)
     if png is not None:
         parts.append("<h3>Kept by depth, mean over the groups</h3>" + image(png, "acceptance by depth"))
-    png = acceptance_by_position(groups)
+        parts.append(depths(own))
+    png = acceptance_by_position(own, colours)
     if png is not None:
         parts.append("<h3>Acceptance length by place in the answer</h3>" + image(png, "acceptance length by position"))
     for sample in results.samples:
@@ -105,20 +117,36 @@ def section(results: Results, index: int, load: Load) -> str:
     return "\n".join(parts)
 
 
-def table(cells: Sequence[Cell], peaks: dict[str, int]) -> str:
-    """Return the cells of one load as a table, the mean last."""
-    groups = [*dict.fromkeys(cell.group for cell in cells if cell.group != MEAN), MEAN]
-    rows = ["<tr>" + "".join(f"<th>{escape(column)}</th>" for column in COLUMNS) + "</tr>"]
-    whole = overall([cell for cell in cells if cell.method != PLAIN])
-    for group in groups:
-        for cell in cells:
-            if cell.group == group:
-                rows.append(row(cell, peaks.get(cell.method), cell in whole))
-    return "<table>" + "\n".join(rows) + "</table>"
+def table(caption: str, cells: Sequence[Cell], peaks: dict[str, int]) -> str:
+    """Return the cells of one group of a load as a table."""
+    rows = [row(cell, peaks.get(cell.method)) for cell in cells]
+    return framed(caption, COLUMNS, rows)
 
 
-def row(cell: Cell, peak: int | None, is_mean: bool) -> str:
-    """Return one line of the table."""
+def depths(cells: Sequence[Cell]) -> str:
+    """Return the share of tries that were kept to each depth, the mean over the groups, as a table."""
+    by_method: dict[str, list[Sequence[float | None]]] = {}
+    for cell in cells:
+        if cell.acceptance_rate_by_depth:
+            by_method.setdefault(cell.method, []).append(cell.acceptance_rate_by_depth)
+    means = {method: mean_by_place(lists) for method, lists in by_method.items()}
+    deepest = max(map(len, means.values()), default=0)
+    rows = []
+    for method, rates in means.items():
+        texts = ["" if rate is None else f"{rate:.2f}" for rate in rates] + [""] * (deepest - len(rates))
+        rows.append("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in (method, *texts)) + "</tr>")
+    return framed("drafted depth", ("method", *map(str, range(1, deepest + 1))), rows)
+
+
+def framed(caption: str, columns: Sequence[str], rows: Sequence[str]) -> str:
+    """Return a table that scrolls where the page is too narrow for it."""
+    head = "<tr>" + "".join(f"<th>{escape(column)}</th>" for column in columns) + "</tr>"
+    title = f"<caption>{escape(caption)}</caption>"
+    return f'<div class="wide"><table>{title}{head}' + "\n".join(rows) + "</table></div>"
+
+
+def row(cell: Cell, peak: int | None) -> str:
+    """Return one line of a table."""
     ratio = "" if cell.method == PLAIN else f"{cell.ratio:.2f}x"
     if ratio and cell.ratio_low is not None and cell.ratio_high is not None:
         ratio += f" [{cell.ratio_low:.2f}, {cell.ratio_high:.2f}]"
@@ -126,9 +154,7 @@ def row(cell: Cell, peak: int | None, is_mean: bool) -> str:
     same = "" if cell.identical is None else f"{cell.identical:.0%}"
     same += f", {cell.ties} ties" if cell.ties else ""
     same += f", {cell.bugs} BUGS" if cell.bugs else ""
-    depths = " ".join(f"{rate:.2f}" for rate in cell.acceptance_rate_by_depth)
     values = [
-        (cell.group, ""),
         (cell.method + (" (lossy)" if cell.lossy else ""), ""),
         (f"{cell.tokens_per_second:.1f}", ""),
         (ratio, "ratio"),
@@ -136,7 +162,6 @@ def row(cell: Cell, peak: int | None, is_mean: bool) -> str:
         (f"{cell.seconds_to_first_token * 1000:.0f} ms", ""),
         ("" if cell.acceptance_length is None else f"{cell.acceptance_length:.2f}", ""),
         (share(cell.acceptance_rate), ""),
-        (depths, ""),
         (share(cell.drafting), ""),
         (share(cell.verifying), ""),
         (share(cell.other), ""),
@@ -146,8 +171,7 @@ def row(cell: Cell, peak: int | None, is_mean: bool) -> str:
     inside = "".join(
         f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>" for text, kind in values
     )
-    classes = " ".join(name for name in (speed, "mean" if is_mean and cell.group == MEAN else "") if name)
-    return f'<tr class="{classes}">{inside}</tr>'
+    return f'<tr class="{speed}">{inside}</tr>' if speed else f"<tr>{inside}</tr>"
 
 
 def coloured(pieces: Sequence[str], drafted: Sequence[bool]) -> str:
@@ -166,9 +190,9 @@ def settings(results: Results) -> str:
         f"command: {' '.join(results.command)}",
         f"python {versions.python}, torch {versions.torch}, transformers {versions.transformers}, "
         f"spechead {versions.spechead}",
-        *(f"{name}: {arguments}" for name, arguments in results.methods.items() if arguments),
+        *(f"{name}: {stated(arguments)}" for name, arguments in results.methods.items() if arguments),
         *(
-            f"{model.name}: {model.parameters:,} parameters, fingerprint {model.fingerprint}"
+            f"{model.name}: {model.parameters:,} parameters, fingerprint {stated(model.fingerprint)}"
             for model in results.models
         ),
         *(f"prompts of {group}: {', '.join(ids)}" for group, ids in results.prompts.items()),
@@ -179,7 +203,18 @@ def settings(results: Results) -> str:
 def bullets(lines: Iterable[str], ordered: bool = False) -> str:
     """Return a list."""
     kind = "ol" if ordered else "ul"
-    return f"<{kind}>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + f"</{kind}>"
+    items = (re.sub("`([^`]+)`", r"<code>\1</code>", escape(line)) for line in lines)
+    return f"<{kind}>" + "".join(f"<li>{item}</li>" for item in items) + f"</{kind}>"
+
+
+def stated(values: dict[str, Any]) -> str:
+    """Return what is set of some arguments, nested ones in brackets."""
+    texts = (
+        f"{name} ({stated(value)})" if isinstance(value, dict) else f"{name} {value}"
+        for name, value in values.items()
+        if value is not None
+    )
+    return ", ".join(texts)
 
 
 def image(png: bytes, text: str) -> str:

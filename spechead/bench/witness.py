@@ -4,6 +4,7 @@ It changes nothing: the call runs through the shipped `generate`, step, forward 
 `probs_at` and `on_token` are replaced by versions that call the shipped ones and look at what went in and came out.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,14 +66,9 @@ class Places:
         self.values += place.tolist()
 
 
-class Witness(BaseProposer):
-    """Note what the steps of one call do.
-
-    Args:
-        inner: the proposer that drafts.
-        keep: given the number of a step, says whether its rows are kept whole; their logits are copied then.
-        rows: how many of them.
-        seed: of the numbers that spread a token over its share of [0, 1].
+@dataclass
+class Seen:
+    """What calls did.
 
     Attributes:
         steps: the rows that were kept whole.
@@ -82,28 +78,60 @@ class Witness(BaseProposer):
         excess: largest distance from 1 of a reported law's sum.
     """
 
+    steps: list[SeenStep] = field(default_factory=list)
+    drafted: Places = field(default_factory=Places)
+    bonus: Places = field(default_factory=Places)
+    inside: Places = field(default_factory=Places)
+    excess: float = 0.0
+
+    def add(self, other: "Seen") -> None:
+        """Add what other calls did."""
+        for mine, theirs in ((self.drafted, other.drafted), (self.bonus, other.bonus), (self.inside, other.inside)):
+            mine.values += theirs.values
+            mine.impossible += theirs.impossible
+        self.steps += other.steps
+        self.excess = max(self.excess, other.excess)
+
+
+class Witness(BaseProposer):
+    """Note what the steps of one call do.
+
+    Args:
+        inner: the proposer that drafts.
+        keep: given the number of a step, says whether its rows are kept whole; their logits are copied then.
+        rows: how many of them.
+        seed: of the numbers that spread a token over its share of [0, 1].
+        seen: where to note it. It outlives the witness, which holds its proposer and so all that this remembers.
+    """
+
     def __init__(
-        self, inner: Any, keep: Callable[[int], bool] = lambda step: False, rows: int = 4, seed: int = 0
+        self,
+        inner: Any,
+        keep: Callable[[int], bool] = lambda step: False,
+        rows: int = 4,
+        seed: int = 0,
+        seen: Seen | None = None,
     ) -> None:
         self.inner, self.keep, self.rows = inner, keep, rows
         self.parts, self.taps, self.name, self.notes = [inner], inner.taps, inner.name, inner.notes
         self.generator = torch.Generator().manual_seed(seed)
-        self.steps: list[SeenStep] = []
-        self.drafted, self.bonus, self.inside = Places(), Places(), Places()
-        self.excess = 0.0
+        self.seen = Seen() if seen is None else seen
         self._count = 0
         self._asked: tuple[Proposal, Tensor, Tensor] | None = None
 
     def start(self, context: Context) -> None:
         """Start the proposer, and watch the context."""
         self.inner.start(context)
-        probs_at, on_token = context.probs_at, context.on_token
+        # Were the context held by what it holds, its cache would stay until the next run of the cycle collector, which
+        # counts objects and not their bytes.
+        watched = weakref.proxy(context)
+        probs_at, on_token = type(context).probs_at, type(context).on_token
 
         def watched_probs(proposal: Proposal, logits: Tensor) -> Callable[[Tensor], Tensor]:
             self._note_drafts(proposal)
-            kept = self._keep(context, proposal, logits) if self.keep(self._count) else {}
+            kept = self._keep(watched, proposal, logits) if self.keep(self._count) else {}
             self._count += 1
-            law = probs_at(proposal, logits)
+            law = probs_at(watched, proposal, logits)
 
             def asked(nodes: Tensor) -> Tensor:
                 p = law(nodes)
@@ -117,7 +145,7 @@ class Witness(BaseProposer):
 
         def watched_token(tokens: Tensor, live: Tensor) -> Tensor:
             self._note_tokens(tokens, live)
-            return on_token(tokens, live)
+            return on_token(watched, tokens, live)
 
         context.__dict__.update(probs_at=watched_probs, on_token=watched_token)
 
@@ -137,15 +165,15 @@ class Witness(BaseProposer):
         drawn[:, 0] = False
         if bool(drawn.any()):
             laws = proposal.draft_probs[drawn]
-            self.excess = max(self.excess, float((laws.sum(1) - 1).abs().max()))
-            self.drafted.add(laws, proposal.tokens[drawn], self.generator)
+            self.seen.excess = max(self.seen.excess, float((laws.sum(1) - 1).abs().max()))
+            self.seen.drafted.add(laws, proposal.tokens[drawn], self.generator)
 
     def _note_tokens(self, tokens: Tensor, live: Tensor) -> None:
         if self._asked is None or not bool(live.any()):
             return
         proposal, nodes, p = self._asked
         below = (proposal.real & (proposal.parents == nodes[:, None])).any(1)
-        for places, rows in ((self.bonus, live & ~below), (self.inside, live & below)):
+        for places, rows in ((self.seen.bonus, live & ~below), (self.seen.inside, live & below)):
             if bool(rows.any()):
                 places.add(p[rows], tokens[rows], self.generator)
 
@@ -160,13 +188,13 @@ class Witness(BaseProposer):
             place = {node: index for index, node in enumerate(real)}
             parents = [place.get(int(proposal.parents[row, node]), -1) for node in real]
             pads = int(context.pads[row])
-            seen = SeenStep(
+            noted = SeenStep(
                 prefix=context.row_ids(row)[0, pads:].tolist(),
                 padded=pads > 0,
                 tokens=proposal.tokens[row, real].tolist(),
                 parents=parents,
                 logits=logits[row, real].float().cpu(),
             )
-            self.steps.append(seen)
-            kept[row] = (seen, place)
+            self.seen.steps.append(noted)
+            kept[row] = (noted, place)
         return kept

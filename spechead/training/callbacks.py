@@ -35,8 +35,9 @@ class StopOnSignal(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take over SIGTERM."""
-        self._previous = signal.signal(signal.SIGTERM, self._ask)
+        """Take over SIGTERM, once for all the trainings of a run."""
+        if self._previous is None:
+            self._previous = signal.signal(signal.SIGTERM, self._ask)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

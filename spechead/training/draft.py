@@ -1,8 +1,8 @@
 """The main of distill_draft.py: align a small draft model with its target, on the draft's own samples.
 
 TRL's DistillationTrainer does the training; here is what surrounds it: a draft made from the target itself where the
-family has no small sibling (every k-th layer kept), LoRA merged when the draft is saved, and prompts from the recipe's
-sources.
+family has no small sibling (every k-th layer kept), the target's answers to begin with, LoRA merged when the draft is
+saved, and prompts from the recipe's sources.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..demo_target import resolve_target
 from ..hub.provenance import RECIPE_FILE
 from .callbacks import CurveAndLog, StopOnSignal
 from .chat import Skipped, UnusableRow, check_messages, messages_of
+from .draft_answers import ANSWERS_DIRECTORY, learn_answers
 from .recipe import as_mapping, parse, save_recipe
 from .rows import load_sources
 from .run import Outcome
@@ -48,6 +49,14 @@ class DraftArguments:
     keep_every: int | None = field(
         default=None, metadata={"help": "Make the draft from every k-th layer of the target."}
     )
+    answers: list[str] | None = field(
+        default=None,
+        metadata={"help": "The target's own answers (rows of generate_data), which all weights learn first."},
+    )
+    answers_epochs: float = field(default=1.0, metadata={"help": "Passes over the answers."})
+    answers_learning_rate: float = field(default=1e-3, metadata={"help": "Peak learning rate on the answers."})
+    answers_batch_size: int = field(default=2, metadata={"help": "Rows of answers a batch and process."})
+    answers_max_length: int = field(default=1024, metadata={"help": "Longer rows of answers are cut."})
     lora_rank: int = field(
         default=0, metadata={"help": "Train LoRA adapters of this rank and merge them; 0 = all weights."}
     )
@@ -65,6 +74,12 @@ class DraftArguments:
         if (self.draft is None) == (self.keep_every is None):
             raise ValueError(
                 "Give either draft (a model of the target's family) or keep_every (layers of the target itself)."
+            )
+        self.answers = [self.answers] if isinstance(self.answers, str) else self.answers
+        if self.answers_epochs <= 0 or self.answers_learning_rate <= 0 or self.answers_max_length < 2:
+            raise ValueError(
+                f"answers_epochs={self.answers_epochs} and answers_learning_rate={self.answers_learning_rate} must be "
+                f"above 0, answers_max_length={self.answers_max_length} at least 2."
             )
 
 
@@ -161,37 +176,46 @@ def distill_draft(argv: Sequence[str] | None = None) -> Outcome:
             r=asked.lora_rank, lora_alpha=asked.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
         )
     output, stop = Path(training.output_dir), StopOnSignal()
-    trainer = DistillationTrainer(
-        model=draft,
-        teacher_model=target,
-        args=training,
-        train_dataset=prompts(asked),
-        processing_class=tokenizer,
-        peft_config=lora,
-        callbacks=[stop, CurveAndLog(output)],
-    )
-    last = get_last_checkpoint(str(output)) if asked.resume and output.is_dir() else None
+    halted = Outcome(None, [f"Stopped and saved in {output}; the same command goes on."])
+    own_prompts = prompts(asked)
     try:
+        if asked.answers:
+            log = CurveAndLog(output / ANSWERS_DIRECTORY)
+            draft = learn_answers(draft, asked, training, tokenizer, [stop, log])
+            if stop.stopped:
+                return halted
+        trainer = DistillationTrainer(
+            model=draft,
+            teacher_model=target,
+            args=training,
+            train_dataset=own_prompts,
+            processing_class=tokenizer,
+            peft_config=lora,
+            callbacks=[stop, CurveAndLog(output)],
+        )
+        last = get_last_checkpoint(str(output)) if asked.resume and output.is_dir() else None
         trainer.train(resume_from_checkpoint=last)
     finally:
         stop.restore()
     if stop.stopped:
-        return Outcome(None, [f"Stopped and saved in {output}; the same command goes on."])
+        return halted
     if training.process_index == 0:
         model = trainer.accelerator.unwrap_model(trainer.model)
         model = model.merge_and_unload() if lora is not None else model
         model.to(getattr(torch, asked.dtype)).save_pretrained(output)
         tokenizer.save_pretrained(output)
         save_recipe(output / RECIPE_FILE, asked, training)
-    return Outcome(
-        output,
-        [
-            f"Draft: {output} ({sum(weight.numel() for weight in draft.parameters()):,} parameters)",
-            f"Use it:     spechead generate '...' --target {asked.target} --draft-model {output} --speculative "
-            "draft_model",
-            f"Publish it: hf upload <user>/<name> {output} --exclude 'checkpoint-*'",
-        ],
-    )
+    return Outcome(output, last_lines(asked, output, draft))
+
+
+def last_lines(asked: DraftArguments, output: Path, draft: PreTrainedModel) -> list[str]:
+    """Say what was saved, how it is used, and how it is published."""
+    return [
+        f"Draft: {output} ({sum(weight.numel() for weight in draft.parameters()):,} parameters)",
+        f"Use it:     spechead generate '...' --target {asked.target} --draft-model {output} "
+        "--speculative draft_model",
+        f"Publish it: hf upload <user>/<name> {output} --exclude 'checkpoint-*' --exclude '{ANSWERS_DIRECTORY}/*'",
+    ]
 
 
 def load_draft(asked: DraftArguments, target: PreTrainedModel) -> PreTrainedModel:

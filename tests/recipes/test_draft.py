@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from spechead import enable_speculation
+from spechead.training.callbacks import StopOnSignal
 from spechead.training.draft import DraftArguments, distill_draft, prompts, shrink
 
 
@@ -79,6 +81,76 @@ def test_the_aligned_draft_is_a_plain_model_that_drafts(settings, flags, tiny, r
     plain = target.generate(ids, max_new_tokens=10, do_sample=False)
     model = enable_speculation(target, draft_model=draft.eval())
     assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False, speculative="draft_model"), plain)
+
+
+@pytest.fixture
+def answers(tiny, tmp_path):
+    """Answers that follow one rule: each token is the one before it plus 1."""
+    rows = [
+        {
+            "id": str(n),
+            "prompt_ids": [n % 200 + 10, n % 200 + 11],
+            "response_ids": [n % 200 + 12 + k for k in range(24)],
+        }
+        for n in range(64)
+    ]
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def accuracy(draft: torch.nn.Module, answers) -> float:
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    ids = torch.tensor([row["prompt_ids"] + row["response_ids"] for row in rows])
+    with torch.no_grad():
+        return float((draft(input_ids=ids).logits[:, :-1].argmax(-1) == ids[:, 1:]).float().mean())
+
+
+def test_a_draft_learns_the_answers_before_its_own_samples(settings, flags, answers, monkeypatch):
+    flagged = flags(
+        settings
+        | {"keep_every": "3", "answers": str(answers), "answers_epochs": "6", "answers_learning_rate": "1e-2"}
+        | {"learning_rate": "1e-9"}
+    )
+    outcome = distill_draft(flagged)
+    learnt = AutoModelForCausalLM.from_pretrained(outcome.head / "answers")
+    assert accuracy(learnt, answers) > 0.5
+    last = AutoModelForCausalLM.from_pretrained(outcome.head)
+    assert accuracy(last, answers) > 0.5  # the second step went on from it
+    assert (outcome.head / "answers" / "loss_curve.png").exists()
+
+    monkeypatch.setattr("trl.SFTTrainer.train", lambda *given, **named: pytest.fail("learnt twice"))
+    distill_draft(flagged)  # nothing is left to do
+
+
+def test_a_signal_while_learning_answers_stops_there_and_the_same_command_goes_on(
+    settings, flags, answers, monkeypatch
+):
+    before = signal.getsignal(signal.SIGTERM)
+    flagged = flags(settings | {"keep_every": "3", "answers": str(answers), "answers_epochs": "1"})
+    stopping = StopOnSignal.on_step_end
+
+    def signalled(self, args, state, control, **given):
+        if state.global_step == 2 and state.max_steps > 2:
+            signal.raise_signal(signal.SIGTERM)
+        return stopping(self, args, state, control, **given)
+
+    monkeypatch.setattr(StopOnSignal, "on_step_end", signalled)
+    outcome = distill_draft(flagged)
+    assert outcome.head is None
+    assert "Stopped" in outcome.lines[0]
+    assert signal.getsignal(signal.SIGTERM) == before
+    monkeypatch.undo()
+    outcome = distill_draft(flagged)
+    steps = [json.loads(line)["step"] for line in (outcome.head / "answers" / "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)  # none again
+    assert set(steps) == set(range(1, 33))
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_answers_need_a_rate_and_a_length(settings, flags):
+    with pytest.raises(ValueError, match="answers_epochs=0"):
+        distill_draft(flags(settings | {"keep_every": "2", "answers_epochs": "0"}))
 
 
 def test_prompts_without_text_are_skipped_and_counted(settings, tiny, tmp_path, caplog):

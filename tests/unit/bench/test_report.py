@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from spechead.bench.extras import Peak, Sample
-from spechead.bench.plots import acceptance_by_depth, speed_up_by_batch
+from spechead.bench.plots import acceptance_by_depth, colours_of, speed_up_by_batch
 from spechead.bench.report import render
 from spechead.bench.results import Load, Results
+from spechead.bench.timing import PLAIN
 from tests.unit.bench.test_verdict import cell, results
 
 VOID = {"meta", "img"}
@@ -86,7 +87,7 @@ def test_the_page_holds_everything_itself() -> None:
 
 def test_figures_verdicts_and_settings_are_there() -> None:
     texts = " ".join(parsed(render(measured())).texts)
-    for text in ("1.50x", "[1.40, 1.60]", "1.25 s", "123 MB", "0.70 0.40", "60%", "keep eagle", "spechead bench"):
+    for text in ("1.50x", "[1.40, 1.60]", "1.25 s", "123 MB", "0.70", "0.40", "60%", "keep eagle", "spechead bench"):
         assert text in texts
     assert "batch 4, greedy, 16 new tokens" in texts
     assert "interrupted" not in texts
@@ -114,7 +115,7 @@ def test_a_run_of_one_batch_size_has_no_plot_over_them() -> None:
 
 def test_no_plot_of_nothing() -> None:
     assert speed_up_by_batch(measured(), 0.7) is None
-    assert acceptance_by_depth([cell()]) is None
+    assert acceptance_by_depth([cell()], {}) is None
 
 
 def test_the_break_even_line_is_drawn() -> None:
@@ -130,4 +131,19 @@ def test_the_break_even_line_is_drawn() -> None:
 @pytest.mark.parametrize("groups", [1, 3])
 def test_curves_of_groups_are_averaged(groups: int) -> None:
     cells = [cell(group=str(number), acceptance_rate_by_depth=[0.5] * (1 + number)) for number in range(groups)]
-    assert acceptance_by_depth(cells) is not None
+    assert acceptance_by_depth(cells, {"eagle": "C0"}) is not None
+
+
+def test_the_mean_stands_first_and_groups_can_be_opened() -> None:
+    page = render(measured())
+    mean, opened = page.index("<caption>mean</caption>"), page.index("<details><summary>Each of the 2 groups")
+    assert mean < opened < page.index("<caption>chat</caption>")
+
+
+def test_a_method_keeps_its_colour_where_others_are_left_out() -> None:
+    every = colours_of(measured())
+    assert PLAIN not in every
+    several = [cell(method=name, acceptance_rate_by_depth=rates) for name, rates in (("a", [0.5]), ("b", [0.4]))]
+    colours = colours_of(results(*several))
+    assert len(set(colours.values())) == 2
+    assert acceptance_by_depth(several[1:], colours) != acceptance_by_depth(several[1:], {"b": colours["a"]})

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spechead import enable_speculation
+from spechead.cache import RaggedCache
 from tests.unit.generate.harness import METHODS, llama, padded, single, speculate
 
 NEW = 12
@@ -86,6 +87,23 @@ def test_no_tensor_outlives_its_call(kind: str, method: str | None) -> None:
     for _ in range(50):
         CALLS[kind](model, method)
     assert live_tensors() == before
+
+
+def live_caches() -> int:
+    return sum(type(thing) is RaggedCache for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cache_is_freed_with_its_call_and_not_when_cycles_are_next_collected(method: str) -> None:
+    model = enable_speculation(llama(), draft_model=llama())
+    gc.collect()
+    before = live_caches()
+    gc.disable()
+    try:
+        call(model, method)
+        assert live_caches() == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("method", METHODS)
