@@ -58,6 +58,7 @@ def test_two_steps_of_every_config(path, common, flags, tmp_path, request):
         small = {name: small[name] for name in names} | {
             "max_completion_length": "6",
             "per_device_train_batch_size": "2",
+            "answers": common["data"],
         }
         outcome = distill_draft(["--config", str(path), *flags(small)])
     else:
