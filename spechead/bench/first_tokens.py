@@ -77,10 +77,11 @@ class FirstTokens:
     def uncertain(self, prompts: Prompts) -> Prompts:
         """Return the shortest of the prompts whose first token has at least half the entropy of the least certain one.
 
-        Every sample feeds its prompt, so its length is most of what the test costs.
+        Every call feeds its prompt and every sample keeps its keys and values, so a prompt's length is most of what
+        the test costs.
 
         Raises:
-            ValueError: if even theirs is certain.
+            ValueError: if even theirs is certain, or the target has no positions for a prompt and its samples.
         """
         entropies = {}
         for name in list(prompts)[:CHOSEN_OF]:
@@ -94,6 +95,8 @@ class FirstTokens:
                 f"the target is certain of the first token of all prompts at temperature {self.settings.temperature}; "
                 "give a higher --temperature or other --prompts."
             )
+        for name in kept:
+            self._lengths(len(prompts[name]))  # which may refuse it
         return {name: prompts[name] for name in kept}
 
     def samples(self, laws: dict[str, Law]) -> int:

@@ -71,6 +71,7 @@ class Check:
         """
         if not prompts:
             raise ValueError("verify needs at least one prompt.")
+        chosen = self.first.uncertain(prompts)  # first: it may refuse them
         found = MethodCheck(self.config.method, described or {}, self.lossy, None)
         for size in self.settings.batch_sizes:
             if size > 1 and self.state.target.verdict.tier == "chain":
@@ -83,10 +84,10 @@ class Check:
             if check.bugs and not self.lossy:
                 found.faults.append(Fault(GREEDY, describe_bugs(check)))
         if self.lossy:
-            found.distance = self.distance(prompts)
+            found.distance = self.distance(chosen)
             return found
         bound = self.nodes(prompts, found)
-        self.law(prompts, found, bound)
+        self.law(chosen, found, bound)
         if self.drafted + self.first.drafted == 0:
             found.faults.append(Fault(NOTHING, "no step of any check drafted a token, so nothing has been shown"))
         found.faults = named_once(found.faults)
@@ -110,9 +111,8 @@ class Check:
         found.faults += faults
         return found.trees.bound
 
-    def law(self, prompts: Prompts, found: MethodCheck, bound: float) -> None:
+    def law(self, chosen: Prompts, found: MethodCheck, bound: float) -> None:
         """Compare sampled tokens with the target's joint law, and each draw with the law it was made by."""
-        chosen = self.first.uncertain(prompts)
         laws = {name: self.exact.joint(row, self.settings.tokens) for name, row in chosen.items()}
         samples = self.first.samples(laws)
         self.say(f"{samples} samples of {len(chosen)} prompts")
@@ -158,9 +158,8 @@ class Check:
             drafted_tokens=self.first.drafted,
         )
 
-    def distance(self, prompts: Prompts) -> Distance:
+    def distance(self, chosen: Prompts) -> Distance:
         """Measure how far a lossy method's first tokens are from the target's law: the mean over prompts."""
-        chosen = self.first.uncertain(prompts)
         laws = {name: self.exact.joint(row, self.settings.tokens) for name, row in chosen.items()}
         samples = self.first.samples(laws)
         self.say(f"{samples} samples of {len(chosen)} prompts")

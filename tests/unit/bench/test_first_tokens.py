@@ -25,6 +25,7 @@ def chosen(laws: dict[int, dict], wanted: int = 2) -> list[str]:
     first = object.__new__(FirstTokens)
     first.exact = SimpleNamespace(joint=lambda row, tokens: laws[row[0]])
     first.settings = SimpleNamespace(law_prompts=wanted, temperature=1.0)
+    first._lengths = lambda width: (width, width)
     return list(first.uncertain({f"p{length}": [length] * length for length in laws}))
 
 

@@ -284,7 +284,8 @@ def test_low_precision_is_bounded_by_measured_rounding() -> None:
         assert greedy.identical + greedy.ties == 3
 
 
-def test_a_certain_target_is_refused(pair: tuple[Any, Any]) -> None:
+def test_a_certain_target_is_refused_before_anything_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spechead.bench.lossless.check_greedy", lambda *given: pytest.fail("checked first"))
     plain = tiny.table_model([(token + 1) % 48 for token in range(48)])
     plain.lm_head.weight.data *= 100
     enabled = enable_speculation(twin(plain), draft_model=copy.deepcopy(plain))
