@@ -60,6 +60,7 @@ class SpeculativeGenerationMixin:
         plainly = super().generate  # type: ignore[misc]
         arguments = hf.named_arguments(plainly, args, kwargs)
         streamer = arguments.get("streamer")
+        support.check_streamer(streamer)
         try:
             state = Speculation.of(self)
             configs = (arguments.get("generation_config"), self.generation_config)  # type: ignore[attr-defined]

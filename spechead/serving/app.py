@@ -202,6 +202,7 @@ def _add_pages(app: FastAPI, server: Server, metrics: Metrics) -> None:
         return card
 
     @app.get("/health", response_model=None)
+    @app.head("/health", include_in_schema=False, response_model=None)
     async def health() -> Response:
         alive = server.engine.alive
         return JSONResponse({"status": "ok" if alive else "down"}, 200 if alive else 503)

@@ -264,6 +264,7 @@ def test_models_health_and_metrics(server):
     with pytest.raises(openai.NotFoundError, match="the model is 'tiny'"):
         server.client.models.retrieve("org/other")
     assert server.http.get("/health").json() == {"status": "ok"}
+    assert server.http.head("/health").status_code == 200
     server.complete(PROMPTS[0])
     server.idle()
     page = server.http.get("/metrics")

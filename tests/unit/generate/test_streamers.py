@@ -162,3 +162,18 @@ def test_streamer_that_breaks_is_ended_once(model: Any) -> None:
         speculate(model, single(), "draft_model", streamer=ours, max_new_tokens=NEW)
     assert ours.ends == 1
     assert len(ours.puts) == 4
+
+
+class PutsOnly:
+    """Half a streamer."""
+
+    def put(self, tokens: Tensor) -> None:
+        pytest.fail("a token was streamed")
+
+
+@pytest.mark.parametrize(
+    ("streamer", "lacks"), [(PutsOnly(), r"no end\(\);"), ("stdout", r"no put\(\) and no end\(\)")]
+)
+def test_what_cannot_be_streamed_to_is_refused_first(model: Any, streamer: Any, lacks: str) -> None:
+    with pytest.raises(ValueError, match=lacks):
+        speculate(model, single(), "prompt_lookup", streamer=streamer, max_new_tokens=4)
