@@ -19,7 +19,7 @@ from torch import Tensor
 from ..context import Context
 from ..proposal import Proposal
 from .base import BaseProposer
-from .costs import Ledger, expected_tokens, worth
+from .costs import Ledger, Paces, expected_tokens, margin_of, worth
 from .merge import merge
 from .prompt_lookup import PromptLookupProposer
 
@@ -29,9 +29,6 @@ LOSSES = 3  # drafted steps in a row that cost more than they gave, after which 
 LIKELY = 0.5  # chance of a copy from which a rest ends
 LEAST_CREDIT, MOST_CREDIT = -1.0, 2.0  # plain steps gained or lost by drafting; the past counts no more than this
 REFRESH_PLAIN = 48  # a winning plan makes room for a plain step this often, so that its cost stays known
-MARGIN = 1.03  # a plan must promise this much over a plain step
-# Of several rows each ends on its own, and its place stays empty for a step, the longer the dearer the step.
-MARGIN_OF_ROWS = 1.15
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,7 @@ class AutoProposer(BaseProposer):
         self._pending: _Pending | None = None
         self._idle, self._wait, self._since_plain = 0, PROBE_FIRST, 0
         self._losses, self._credit, self._resting = 0, 0.0, False
+        self._paces = Paces()
         self._open = False  # whether rows join: then others take the places of those that end
 
     def start(self, context: Context) -> None:
@@ -122,6 +120,7 @@ class AutoProposer(BaseProposer):
     def select_rows(self, context: Context, index: Tensor) -> None:
         """Learn from the last step while its rows are all here, then keep rows `index [B']` of both."""
         self._learn(context, perf_counter())
+        self._paces.select_rows(index.tolist())
         for part in self.parts:
             part.select_rows(context, index)
 
@@ -182,6 +181,7 @@ class AutoProposer(BaseProposer):
         if pending.plan == Plan() or plain == 0.0:
             return
         emitted = (context.cached - pending.cached).tolist()
+        self._paces.add(emitted)
         spent = self.ledger.step_cost(rows, pending.nodes) + self.ledger.draft_cost(rows, pending.plan.depth)
         gain = sum(weight * count for weight, count in zip(pending.weights, emitted, strict=True)) - spent / plain
         self._credit = min(max(self._credit + gain, LEAST_CREDIT), MOST_CREDIT)
@@ -192,8 +192,9 @@ class AutoProposer(BaseProposer):
         self._resting = self._losses >= LOSSES and self._credit < 0
 
     def _weights(self, context: Context) -> list[float]:
-        left = zip(context.rows, context.room().tolist(), strict=True)
-        return worth([0 if row.stopped else room + 1 for row, room in left], self._open)
+        left = enumerate(zip(context.rows, context.room().tolist(), strict=True))
+        steps = [0.0 if row.stopped else (room + 1) / self._paces.of(place) for place, (row, room) in left]
+        return worth(steps, self._open)
 
     def _choose(self, context: Context, sizes: list[int], weights: list[float]) -> Plan:
         """Pick the plan of the highest expected tokens per second; sizes are each row's n-gram match, 0 for none."""
@@ -211,7 +212,7 @@ class AutoProposer(BaseProposer):
         behind = self._catching_up(context, rows, max(rooms))
         plans = {plan: self._outlook(plan, kinds, rows, behind) for plan in self._plans(sizes, max(rooms))}
         best = max(plans, key=lambda plan: plans[plan][0] / plans[plan][1], default=Plan())
-        margin = MARGIN if rows == 1 else MARGIN_OF_ROWS
+        margin = margin_of(rows, self._open)
         if best in plans and plans[best][0] / plans[best][1] >= margin / plain and not self._resting:
             self._idle = 0
             self._since_plain += 1

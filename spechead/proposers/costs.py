@@ -13,7 +13,10 @@ from statistics import median
 RECENT = 7  # samples a median is taken over
 DECAY = 0.97  # weight of a depth's history when a new trial comes
 PRIOR = 1.0  # trials that the prior acceptance weighs
-LEAD = 0.25  # share of the tokens left by which a row may lead until its own count for a third of the last row's
+LEAD = 0.25  # share of the steps left by which a row may lead until its own count for a third of the last row's
+PACE_PRIOR, PACE_DECAY = 2.0, 0.9  # steps of one token that a row's pace begins with; weight of its history
+MARGIN, MARGIN_OF_ROWS = 1.03, 1.15  # what a plan must promise over a plain step, for one row and for several
+MARGIN_OF_DOUBLING = 0.1  # and in a batch that nobody joins, with each doubling of its rows
 
 
 class Clock:
@@ -183,20 +186,55 @@ class Ledger:
         return self.copies[min(size, len(self.copies) - 1)]
 
 
-def worth(rooms: list[int], joined: bool) -> list[float]:
+class Paces:
+    """How many tokens each row emits in a step that drafts: decayed means, one token before anything was drafted."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, float]] = []  # steps and tokens of each row
+
+    def add(self, emitted: list[int]) -> None:
+        """Record what the rows of a drafted step emitted; rows that had stopped emitted nothing."""
+        self._rows += [(PACE_PRIOR, PACE_PRIOR)] * (len(emitted) - len(self._rows))
+        for row, count in enumerate(emitted):
+            if count:
+                steps, tokens = self._rows[row]
+                self._rows[row] = steps * PACE_DECAY + 1, tokens * PACE_DECAY + count
+
+    def select_rows(self, index: list[int]) -> None:
+        """Keep these rows, in this order."""
+        self._rows = [self._rows[row] for row in index if row < len(self._rows)]
+
+    def of(self, row: int) -> float:
+        """Return a row's tokens a drafted step."""
+        steps, tokens = self._rows[row] if row < len(self._rows) else (1.0, 1.0)
+        return tokens / steps
+
+
+def worth(steps: list[float], joined: bool) -> list[float]:
     """Return what a token of each row is worth, 1 in all.
 
     A batch that nobody joins takes as long as its last row, and a row that ended is fed to the end: what leading rows
     win is lost again, the more the nearer the end. Where rows join, all are worth the same.
 
     Args:
-        rooms: tokens that each row may still emit, 0 for rows that stopped.
+        steps: that each row is expected to take yet, 0 for rows that stopped.
         joined: whether rows join, and take the places of those that end.
     """
-    longest = max(rooms)
+    longest = max(steps)
     lead = math.inf if joined else LEAD * longest
-    shares = [math.exp((room - longest) / lead) if room else 0.0 for room in rooms]
+    shares = [math.exp((left - longest) / lead) if left else 0.0 for left in steps]
     return [share / sum(shares) for share in shares]
+
+
+def margin_of(rows: int, joined: bool) -> float:
+    """Return how much a plan must promise over a plain step.
+
+    Rows gain unequally. Where all begin together the slowest counts, which gains the less than the mean the more rows
+    there are; where rows join, an ended row's place stays empty for a step.
+    """
+    if rows == 1:
+        return MARGIN
+    return MARGIN_OF_ROWS if joined else max(MARGIN_OF_ROWS, 1 + MARGIN_OF_DOUBLING * math.log2(rows))
 
 
 def expected_tokens(copy: list[float], draft: list[float]) -> float:

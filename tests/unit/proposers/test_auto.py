@@ -413,6 +413,21 @@ class TestWeights:
         assert last + leading == pytest.approx(1.0)
         assert leading / last == pytest.approx(math.exp(-10 / (LEAD * 40)))
 
+    def test_a_row_that_gains_little_counts_more_before_others_lead(self, target: Any) -> None:
+        """Both have all their tokens to go; the one whose drafts were kept will not be the last."""
+        proposer = AutoProposer(PromptLookupProposer(), None, Ledger(**FREE))
+        context = start(Target(target), proposer, [[5, 9, 33]] * 2, 40)
+        assert proposer._weights(context) == pytest.approx([0.5, 0.5])
+        for _ in range(3):
+            proposer._paces.add([4, 1])
+        quick, slow = proposer._weights(context)
+        assert slow > 0.9
+        assert quick + slow == pytest.approx(1.0)
+        proposer._paces.select_rows([1, 0])
+        assert proposer._weights(context) == pytest.approx([slow, quick])
+        proposer._open = True
+        assert proposer._weights(context) == pytest.approx([0.5, 0.5])
+
     def test_rows_that_stopped_count_nothing(self, target: Any) -> None:
         assert self.weights(target, [40, 1]) == [1.0, 0.0]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spechead.proposers.costs import DECAY, RECENT, Clock, Clocks, Ledger, Survival
+from spechead.proposers.costs import DECAY, RECENT, Clock, Clocks, Ledger, Paces, Survival, margin_of
 
 
 class TestClock:
@@ -144,3 +144,33 @@ class TestLedger:
         assert ledger.copy_of(1).curve(1)[0] < 0.1
         assert ledger.copy_of(2).curve(1)[0] == pytest.approx(0.55)
         assert ledger.copy_of(3) is ledger.copy_of(9)
+
+
+class TestPaces:
+    def test_a_row_is_expected_to_go_on_as_it_did(self) -> None:
+        paces = Paces()
+        assert paces.of(3) == 1.0
+        for _ in range(60):
+            paces.add([3, 1, 0])
+        assert paces.of(0) == pytest.approx(3.0, abs=0.02)
+        assert paces.of(1) == 1.0
+        assert paces.of(2) == 1.0, "a row that had stopped was not slow"
+
+    def test_one_lucky_step_does_not_make_a_row_fast(self) -> None:
+        paces = Paces()
+        paces.add([5])
+        assert 1.5 < paces.of(0) < 3
+
+    def test_rows_keep_theirs_where_others_leave(self) -> None:
+        paces = Paces()
+        paces.add([5, 1, 3])
+        kept = [paces.of(2), paces.of(0)]
+        paces.select_rows([2, 0])
+        assert [paces.of(0), paces.of(1)] == kept
+
+
+def test_a_closed_batch_asks_for_more_the_more_rows_it_has() -> None:
+    closed = [margin_of(rows, joined=False) for rows in (1, 2, 4, 8, 16)]
+    assert closed == sorted(closed)
+    assert closed[-1] > closed[1] > closed[0] > 1
+    assert margin_of(16, joined=True) == margin_of(2, joined=True) < closed[-1]
