@@ -25,6 +25,7 @@ from .decoding import consumers, prefill, speculative_decode
 from .proposers.draft_model import DraftModelProposer
 from .row import rows_of_call
 from .stats import DecodeStats
+from .streamer import check_streamer
 from .target import Target
 
 
@@ -60,7 +61,7 @@ class SpeculativeGenerationMixin:
         plainly = super().generate  # type: ignore[misc]
         arguments = hf.named_arguments(plainly, args, kwargs)
         streamer = arguments.get("streamer")
-        support.check_streamer(streamer)
+        check_streamer(streamer)
         try:
             state = Speculation.of(self)
             configs = (arguments.get("generation_config"), self.generation_config)  # type: ignore[attr-defined]

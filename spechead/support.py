@@ -152,20 +152,6 @@ def check_arguments(arguments: dict[str, Any], configs: Iterable[Any]) -> None:
             raise _refusal(name, value, rule.remedy)
 
 
-def check_streamer(streamer: Any) -> None:
-    """Refuse what cannot be streamed to.
-
-    Raises:
-        ValueError: if it lacks one of the two methods of transformers' BaseStreamer.
-    """
-    missing = [name for name in ("put", "end") if not callable(getattr(streamer, name, None))]
-    if streamer is not None and missing:
-        raise ValueError(
-            f"streamer={type(streamer).__name__} has no {' and no '.join(f'{name}()' for name in missing)}; give a "
-            "transformers streamer (TextStreamer, TextIteratorStreamer) or any object with put(tokens) and end()."
-        )
-
-
 def check_processors(processors: LogitsProcessorList, lossy: bool) -> None:
     """Refuse processors that are not functions of (ids, scores) of one row.
 

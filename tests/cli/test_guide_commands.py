@@ -24,7 +24,7 @@ from tests.unit.heads.targets import make_head
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("docs/guide.md", "docs/zh/guide.md", "docs/code-completion.md", "docs/benchmark.md", "README.zh-CN.md")
 FENCE = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PROMPTS = ("log.jsonl", "completion.jsonl", "random.jsonl", "code.jsonl")
+PROMPTS = ("spec_bench.jsonl", "log.jsonl", "completion.jsonl", "random.jsonl", "code.jsonl")
 LARGEST_BATCH = 3
 QUICK_PROOF = {"--effect-size": "0.6", "--power": "0.9", "--law-prompts": "1", "--rows": "128"}
 SMALL = {
