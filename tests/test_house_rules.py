@@ -27,7 +27,7 @@ Sources = dict[str, str]  # path relative to the repository -> text
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60
 LAYERS = (
     {"tree", "proposal", "verify", "stats"},
-    {"config", "sampling", "cache", "attention", "target", "hf", "support", "fresh", "row", "context"},
+    {"config", "sampling", "cache", "attention", "target", "hf", "support", "streamer", "fresh", "row", "context"},
     {"heads"},
     {"proposers"},
     {"decoding"},

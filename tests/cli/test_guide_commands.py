@@ -69,8 +69,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         if name in (REPO_ID, "drafts/my-draft"):
             tiny_tokenizer().save_pretrained(place)
         names[name] = str(place)
-    row = {"id": "a", "messages": [{"role": "user", "content": "w4 w5 w6 w4 w5 w6 w4"}]}
-    for name in PROMPTS:
+    for name in PROMPTS:  # ids name prompts, also across files
+        row = {"id": name, "messages": [{"role": "user", "content": "w4 w5 w6 w4 w5 w6 w4"}]}
         (directory / name).write_text(json.dumps(row))
         names[name] = str(directory / name)
     return names
