@@ -300,4 +300,4 @@ def test_a_part_of_an_answer_in_which_no_step_began_has_no_acceptance_length() -
     shown = Console(record=True, width=200)
     shown.print(costs([replace(cell, group="x")], {}))
     assert "65.00 - 65.00 - 19.00" in shown.export_text()
-    assert acceptance_by_position([cell]) is not None
+    assert acceptance_by_position([cell], {cell.method: "C0"}) is not None
