@@ -4,7 +4,7 @@ A ratio pairs a method's tokens per second with plain's on the same prompt; grou
 bootstrap interval, and all groups are kept, losing ones too. timing.py makes the records, results.py keeps both.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from statistics import fmean, median
 from typing import Any
@@ -157,3 +157,12 @@ def mean_by_place(lists: Sequence[Sequence[float | None]]) -> list[float | None]
     places = zip_longest(*lists)
     found = [[figure for figure in figures if figure is not None] for figures in places]
     return [fmean(figures) if figures else None for figures in found]
+
+
+def means_by_method(lists: Iterable[tuple[str, Sequence[float | None]]]) -> dict[str, list[float | None]]:
+    """Return each method's mean at each place over its lists (one a group); methods without figures are left out."""
+    by_method: dict[str, list[Sequence[float | None]]] = {}
+    for method, figures in lists:
+        if figures:
+            by_method.setdefault(method, []).append(figures)
+    return {method: mean_by_place(groups) for method, groups in by_method.items()}

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from ..stats import POSITION_BUCKET
-from .figures import mean_by_place
+from .figures import means_by_method
 from .results import Cell, Results
 from .timing import PLAIN
 from .verdict import overall
@@ -91,14 +91,10 @@ def _means(
     top: float | None = None,
 ) -> bytes | None:
     """Plot each method's figures place by place, the mean over its lists that have one there; none leaves a gap."""
-    by_method: dict[str, list[Sequence[float | None]]] = {}
-    for method, figures in lists:
-        if figures:
-            by_method.setdefault(method, []).append(figures)
-    if not by_method:
+    means = means_by_method(lists)
+    if not means:
         return None
     figure, axes = _figure(across, up)
-    means = {method: mean_by_place(groups) for method, groups in by_method.items()}
     for method, values in means.items():
         points = [nan if value is None else value for value in values]
         axes.plot(range(len(values)), points, marker="o", label=method, color=colours[method])

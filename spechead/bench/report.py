@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from .figures import mean_by_place
+from .figures import means_by_method
 from .plots import acceptance_by_depth, acceptance_by_position, colours_of, speed_up_by_batch
 from .results import Cell, Load, Results
 from .timing import MEAN, PLAIN
@@ -125,11 +125,7 @@ def table(caption: str, cells: Sequence[Cell], peaks: dict[str, int]) -> str:
 
 def depths(cells: Sequence[Cell]) -> str:
     """Return the share of tries that were kept to each depth, the mean over the groups, as a table."""
-    by_method: dict[str, list[Sequence[float | None]]] = {}
-    for cell in cells:
-        if cell.acceptance_rate_by_depth:
-            by_method.setdefault(cell.method, []).append(cell.acceptance_rate_by_depth)
-    means = {method: mean_by_place(lists) for method, lists in by_method.items()}
+    means = means_by_method((cell.method, cell.acceptance_rate_by_depth) for cell in cells)
     deepest = max(map(len, means.values()), default=0)
     rows = []
     for method, rates in means.items():

@@ -90,9 +90,9 @@ class AutoProposer(BaseProposer):
         """Prepare both ways of drafting."""
         if self._pending is not None:
             self._pending.left = None  # other prompts were fed since
+        self._paces = Paces()  # of the rows of this call
         if self.draft is not None and not self.ledger.draft_share:
-            whole = sum(parameter.numel() for parameter in context.target.model.parameters())
-            self.ledger.draft_share = self.draft.weights / whole
+            self.ledger.draft_share = self.draft.weights / context.target.model.num_parameters()
         for part in self.parts:
             part.start(context)
 
@@ -146,8 +146,8 @@ class AutoProposer(BaseProposer):
             return
         if pending.left is not None:
             self.ledger.step_clocks.add(len(pending.weights), pending.nodes, now - pending.left)
-        self._settle(context, pending)
         gained = (context.cached - pending.cached).tolist()
+        self._settle(pending, gained)
         for row, weight in enumerate(pending.weights):
             if not weight or gained[row] < 1:
                 continue
@@ -170,7 +170,7 @@ class AutoProposer(BaseProposer):
         if right and self._resting and survival.curve(1)[0] >= LIKELY:
             self._resting, self._losses = False, LOSSES - 1
 
-    def _settle(self, context: Context, pending: _Pending) -> None:
+    def _settle(self, pending: _Pending, emitted: list[int]) -> None:
         """Count whether a drafted step gave more than it cost; a call that keeps losing rests.
 
         Estimates start from a prior and change by one trial a step. Where drafting costs little they would go on for
@@ -180,7 +180,6 @@ class AutoProposer(BaseProposer):
         plain = self.ledger.plain_cost(rows)
         if pending.plan == Plan() or plain == 0.0:
             return
-        emitted = (context.cached - pending.cached).tolist()
         self._paces.add(emitted)
         spent = self.ledger.step_cost(rows, pending.nodes) + self.ledger.draft_cost(rows, pending.plan.depth)
         gain = sum(weight * count for weight, count in zip(pending.weights, emitted, strict=True)) - spent / plain

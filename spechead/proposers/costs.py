@@ -190,24 +190,25 @@ class Paces:
     """How many tokens each row emits in a step that drafts: decayed means, one token before anything was drafted."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[float, float]] = []  # steps and tokens of each row
+        self._rows: dict[int, tuple[float, float]] = {}  # steps and tokens of each row
 
     def add(self, emitted: list[int]) -> None:
         """Record what the rows of a drafted step emitted; rows that had stopped emitted nothing."""
-        self._rows += [(PACE_PRIOR, PACE_PRIOR)] * (len(emitted) - len(self._rows))
         for row, count in enumerate(emitted):
-            if count:
-                steps, tokens = self._rows[row]
-                self._rows[row] = steps * PACE_DECAY + 1, tokens * PACE_DECAY + count
+            steps, tokens = self._of(row)
+            self._rows[row] = (steps * PACE_DECAY + 1, tokens * PACE_DECAY + count) if count else (steps, tokens)
 
     def select_rows(self, index: list[int]) -> None:
         """Keep these rows, in this order."""
-        self._rows = [self._rows[row] for row in index if row < len(self._rows)]
+        self._rows = dict(enumerate(map(self._of, index)))
 
     def of(self, row: int) -> float:
         """Return a row's tokens a drafted step."""
-        steps, tokens = self._rows[row] if row < len(self._rows) else (1.0, 1.0)
+        steps, tokens = self._of(row)
         return tokens / steps
+
+    def _of(self, row: int) -> tuple[float, float]:
+        return self._rows.get(row, (PACE_PRIOR, PACE_PRIOR))
 
 
 def worth(steps: list[float], joined: bool) -> list[float]:

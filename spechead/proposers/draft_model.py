@@ -67,7 +67,7 @@ class DraftModelProposer(BaseProposer):
     @property
     def weights(self) -> int:
         """Parameters of the draft model."""
-        return sum(parameter.numel() for parameter in self.draft.model.parameters())
+        return int(self.draft.model.num_parameters())
 
     def start(self, context: Context) -> None:
         """Feed the prompts to the draft, unless they are wider than its positions: then rows are fed as they draft."""

@@ -138,7 +138,7 @@ class EagleProposer(BaseProposer):
     @property
     def weights(self) -> int:
         """Parameters of the head."""
-        return sum(parameter.numel() for parameter in self.head.parameters())
+        return int(self.head.num_parameters())
 
     def backlog(self, context: Context) -> int:
         """Return how many features wait to be taken."""

@@ -92,7 +92,7 @@ class MedusaProposer(BaseProposer):
     @property
     def weights(self) -> int:
         """Parameters of the heads."""
-        return sum(parameter.numel() for parameter in self.heads.parameters())
+        return int(self.heads.num_parameters())
 
     def nodes(self, depth: int) -> int:
         """Return how many nodes a row drafts to a depth."""

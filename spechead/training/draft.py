@@ -27,7 +27,7 @@ from ..hub.provenance import RECIPE_FILE
 from .callbacks import CurveAndLog, StopOnSignal
 from .chat import Skipped, UnusableRow, check_messages, messages_of
 from .draft_answers import ANSWERS_DIRECTORY, learn_answers
-from .recipe import as_mapping, parse, save_recipe
+from .recipe import as_mapping, at_least_one, parse, save_recipe
 from .rows import load_sources
 from .run import Outcome
 from .sources import load_target, load_tokenizer
@@ -76,6 +76,7 @@ class DraftArguments:
                 "Give either draft (a model of the target's family) or keep_every (layers of the target itself)."
             )
         self.answers = [self.answers] if isinstance(self.answers, str) else self.answers
+        at_least_one(answers_batch_size=self.answers_batch_size)
         if self.answers_epochs <= 0 or self.answers_learning_rate <= 0 or self.answers_max_length < 2:
             raise ValueError(
                 f"answers_epochs={self.answers_epochs} and answers_learning_rate={self.answers_learning_rate} must be "
@@ -211,7 +212,7 @@ def distill_draft(argv: Sequence[str] | None = None) -> Outcome:
 def last_lines(asked: DraftArguments, output: Path, draft: PreTrainedModel) -> list[str]:
     """Say what was saved, how it is used, and how it is published."""
     return [
-        f"Draft: {output} ({sum(weight.numel() for weight in draft.parameters()):,} parameters)",
+        f"Draft: {output} ({draft.num_parameters():,} parameters)",
         f"Use it:     spechead generate '...' --target {asked.target} --draft-model {output} "
         "--speculative draft_model",
         f"Publish it: hf upload <user>/<name> {output} --exclude 'checkpoint-*' --exclude '{ANSWERS_DIRECTORY}/*'",

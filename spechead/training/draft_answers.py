@@ -1,6 +1,6 @@
 """The first step of a draft that was cut out of its target: it learns to write again, on the target's own answers.
 
-A model that lost two thirds of its layers says nothing worth learning from, so samples of its own come second. TRL's
+A model that lost most of its layers says nothing worth learning from, so samples of its own come second. TRL's
 SFTTrainer does the training; used by draft.py.
 """
 
@@ -15,6 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from ..demo_target import cache_directory
+from .recipe import as_mapping
 from .rows import Rows, prepare_rows
 from .sources import end_ids
 
@@ -78,7 +79,7 @@ def learn_answers(
         tokenizer,
         cache_directory(),
         asked.answers_max_length,
-        asked.template_kwargs if isinstance(asked.template_kwargs, dict) else None,
+        as_mapping("template_kwargs", asked.template_kwargs),
         end_ids(asked, tokenizer),
     )
     trainer = SFTTrainer(

@@ -428,6 +428,13 @@ class TestWeights:
         proposer._open = True
         assert proposer._weights(context) == pytest.approx([0.5, 0.5])
 
+    def test_rows_of_the_next_call_begin_anew(self, target: Any) -> None:
+        proposer = AutoProposer(PromptLookupProposer(), None, Ledger(**FREE))
+        start(Target(target), proposer, [[5, 9, 33]] * 2, 40)
+        proposer._paces.add([4, 1])
+        context = start(Target(target), proposer, [[13, 30, 11]] * 2, 40)
+        assert proposer._weights(context) == pytest.approx([0.5, 0.5])
+
     def test_rows_that_stopped_count_nothing(self, target: Any) -> None:
         assert self.weights(target, [40, 1]) == [1.0, 0.0]
 

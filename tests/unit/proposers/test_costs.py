@@ -168,6 +168,13 @@ class TestPaces:
         paces.select_rows([2, 0])
         assert [paces.of(0), paces.of(1)] == kept
 
+    def test_a_row_that_came_since_is_selected_with_the_others(self) -> None:
+        paces = Paces()
+        paces.add([5])
+        quick = paces.of(0)
+        paces.select_rows([1, 0])
+        assert [paces.of(0), paces.of(1)] == [1.0, quick]
+
 
 def test_a_closed_batch_asks_for_more_the_more_rows_it_has() -> None:
     closed = [margin_of(rows, joined=False) for rows in (1, 2, 4, 8, 16)]
