@@ -37,7 +37,7 @@ from spechead.bench.steps import (
 from spechead.context import Context
 from spechead.demo_target import REPO_ID, demo_target_directory, is_complete
 from spechead.proposers.base import BaseProposer
-from spechead.proposers.growth import Sprout
+from spechead.proposers.sprout import Sprout
 from spechead.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent

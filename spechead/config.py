@@ -58,7 +58,8 @@ class DraftingConfig:
             target's, so any value is exact; it only moves the acceptance.
         confidence_threshold: stop drafting a row once a draft model's probability of the token just drawn, or an EAGLE
             head's of its likeliest path so far (of a drawn chain: what was drawn), falls below this. That token or
-            level itself is always proposed. 0 never stops; None takes the head's measured default, and never stops a
+            level itself is always proposed, but of a dynamic tree only the likeliest node and those whose path has at
+            least a `branching`th of this. 0 never stops; None takes the head's measured default, and never stops a
             draft model.
     """
 

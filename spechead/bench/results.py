@@ -209,8 +209,14 @@ class Results:
                 raise ValueError(f"a cell names the unknown method {item.method!r}.")
 
     def same_run(self, other: "Results") -> bool:
-        """Whether `other` continues this run: everything but the date, the command and what was measured is equal."""
+        """Whether this run continues `other`: everything but the date, the command and what was measured is equal.
+
+        One prompt at a time, this run may also ask more of each group: batches of several would be others then.
+        """
         ignored = {"created", "command", "records", "cells", "peaks", "samples", "complete"}
+        if all(load.batch_size == 1 for load in self.loads) and other.prompts.keys() <= self.prompts.keys():
+            more = all(self.prompts[group][: len(ids)] == ids for group, ids in other.prompts.items())
+            ignored |= {"prompts", "digests"} if more and other.digests.items() <= self.digests.items() else set()
         return all(
             getattr(self, item.name) == getattr(other, item.name) for item in fields(self) if item.name not in ignored
         )

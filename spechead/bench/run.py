@@ -110,7 +110,8 @@ def resume(fresh: Results, path: Path) -> Results:
         raise ValueError(
             f"{path} holds another run (other models, methods, prompts or loads); choose another --output."
         )
-    return replace(found, command=fresh.command)
+    complete = found.complete and found.prompts == fresh.prompts
+    return replace(found, command=fresh.command, prompts=fresh.prompts, digests=fresh.digests, complete=complete)
 
 
 def run(

@@ -55,7 +55,9 @@ WithTransformersOption = Annotated[
     bool, typer.Option("--with-transformers", help="Add transformers' own speculation with the same draft length.")
 ]
 JudgeOption = Annotated[bool, typer.Option(help="Say tie or bug where greedy outputs part (loads a float32 copy).")]
-OutputOption = Annotated[Path, typer.Option(help="Results file; an interrupted run goes on in it.")]
+OutputOption = Annotated[
+    Path, typer.Option(help="Results file; an interrupted run goes on in it, a whole one with more prompts.")
+]
 
 
 def bench(

@@ -26,13 +26,13 @@ from .choices import EAGLE_25, Choices, likeliest, static_choices
 from .growth import (
     BRANCHING,
     TREE_SIZE,
-    Sprout,
     dynamic_nodes,
     grow_chain,
     grow_dynamic,
     grow_static,
     within,
 )
+from .sprout import Sprout
 
 DEPTH = 5  # where nothing else is asked for
 CATCH_UP = 1024  # entries a forward: bounds the mask of a long prompt

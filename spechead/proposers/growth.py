@@ -9,18 +9,16 @@ Sources: Li et al. 2024 (EAGLE, EAGLE-2).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import hf
-from ..cache import RaggedCache
 from ..context import Context
 from ..proposal import Proposal
 from ..sampling import draft_tokens, warp
 from ..tree import choices_to_parents
 from .choices import Choices
+from .sprout import Sprout
 
 TREE_SIZE, BRANCHING = 24, 6  # of a dynamic tree, where nothing else is asked for
 
@@ -28,76 +26,6 @@ TREE_SIZE, BRANCHING = 24, 6  # of a dynamic tree, where nothing else is asked f
 def dynamic_nodes(depth: int, branching: int, size: int) -> int:
     """Return how many nodes a dynamic tree of `depth` levels keeps, the root excluded."""
     return min(size, branching * (1 + (depth - 1) * branching))
-
-
-class Sprout:
-    """The head's side of one step: a tree under each row's root, fed level by level.
-
-    Args:
-        head: an EAGLE head.
-        cache: the head's ragged cache, holding each row's prefix; levels are appended behind it.
-        position: `[B]` RoPE position of the last prefix entry (c - 1).
-        hidden: `[B, H]` the head's output there, from which depth 1 is predicted.
-    """
-
-    def __init__(self, head: Any, cache: RaggedCache, position: Tensor, hidden: Tensor) -> None:
-        self.head, self.cache, self.position, self.hidden = head, cache, position, hidden
-        self.prefix = cache.lengths
-        self.fed = hidden.new_zeros(len(hidden), 0, 0, dtype=torch.bool)  # [B, M, M] ancestors-or-self of fed nodes
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits over the head's vocabulary, `[B, k, D]` in at least float32, from its output `[B, k, H]`."""
-        logits: Tensor = self.head.logits(hidden)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-    def target_ids(self, ids: Tensor) -> Tensor:
-        """Map ids of the head's vocabulary to the target's."""
-        table = getattr(self.head, "draft_to_target", None)
-        return ids if table is None else table[ids]
-
-    def target_laws(self, laws: Tensor, size: int) -> Tensor:
-        """Spread laws over the head's vocabulary, `[B, K, D]`, to the target's of `size` ids."""
-        ids = self.target_ids(torch.arange(laws.shape[2], device=laws.device))
-        return laws.new_zeros(*laws.shape[:2], size).index_copy_(2, ids, laws)
-
-    def feed(self, tokens: Tensor, hidden: Tensor, parents: Tensor, depth: int) -> Tensor:
-        """Feed one level of nodes.
-
-        Args:
-            tokens: `[B, k]` target ids of the nodes.
-            hidden: `[B, k, H]` the head's output at their parents.
-            parents: `[B, k]` which fed node is the parent, -1 for the root.
-            depth: of the nodes, from 1.
-
-        Returns:
-            The head's output `[B, k, H]`.
-        """
-        batch, k = tokens.shape
-        known = self.fed.shape[1]
-        above = torch.zeros(batch, k, known, dtype=torch.bool, device=tokens.device)
-        if known:
-            taken = self.fed.gather(1, parents.clamp(min=0)[..., None].expand(-1, -1, known))
-            above = taken & (parents >= 0)[..., None]
-        itself = torch.eye(k, dtype=torch.bool, device=tokens.device).expand(batch, k, k)
-        rows = torch.cat([above, itself], dim=2)  # [B, k, M + k]
-        positions = (self.position[:, None] + depth).expand(batch, k)
-        width = self.cache.open(k)
-        # One row's chain sees all that is cached; a lone node of a tree must not see its cousins.
-        alone = batch == 1 and rows.shape[1:] == (1, depth)
-        mask = None if alone else self._mask(rows, width, hidden.dtype)
-        lent = hf.lend(self.cache, self.head.config.num_hidden_layers)
-        out: Tensor = self.head(tokens, hidden, positions, attention_mask=mask, cache=lent)
-        self.cache.advance(k)
-        self.fed = torch.cat([torch.nn.functional.pad(self.fed, (0, k)), rows], dim=1)
-        return out
-
-    def _mask(self, rows: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        node = torch.arange(width, device=rows.device)[None, :] - self.prefix[:, None]  # [B, W]
-        inside = (node >= 0) & (node < rows.shape[2])
-        index = node.clamp(0, rows.shape[2] - 1)[:, None, :].expand(-1, rows.shape[1], -1)
-        allowed = (rows.gather(2, index) & inside[:, None, :]) | (node < 0)[:, None, :]
-        zero = torch.zeros((), dtype=dtype, device=rows.device)
-        return torch.where(allowed[:, None], zero, torch.finfo(dtype).min)
 
 
 def grow_chain(
@@ -190,7 +118,9 @@ def grow_dynamic(
         depth: levels.
         branching: children a node, and nodes expanded a level.
         size: nodes kept, the root excluded.
-        threshold: a row grows no further level once its likeliest path has less probability; 0 never stops.
+        threshold: a row grows no further level once its likeliest path has less probability, and keeps only its
+            likeliest node and those of at least a `branching`th of it, as a level costs about what so many nodes do; 0
+            never stops.
     """
     batch = len(root)
     k = branching
@@ -220,7 +150,11 @@ def grow_dynamic(
         hidden = sprout.feed(token.gather(1, picked), state, fed_parent, level)
         beam, beam_score = picked + offset, score.gather(1, picked)
         offset += score.shape[1]
-    return _rerank(root, torch.cat(scores, 1), torch.cat(tokens, 1), torch.cat(parents, 1), size, len(scores))
+    score = torch.cat(scores, 1)
+    if threshold:
+        least = score.max(dim=1, keepdim=True).values.clamp(max=math.log(threshold / k))
+        score = score.masked_fill(score < least, -torch.inf)
+    return _rerank(root, score, torch.cat(tokens, 1), torch.cat(parents, 1), size, len(scores))
 
 
 def grow_product(root: Tensor, logits: Tensor, branching: int, size: int) -> Proposal:
@@ -253,16 +187,21 @@ def grow_product(root: Tensor, logits: Tensor, branching: int, size: int) -> Pro
 
 
 def _rerank(root: Tensor, scores: Tensor, tokens: Tensor, parents: Tensor, size: int, depth: int) -> Proposal:
-    """Keep the `size` best of all candidates `[B, C]`; a parent is never worse than its child and comes before it."""
+    """Keep the `size` best of all candidates `[B, C]`; a parent is never worse than its child and comes before it.
+
+    Those of -inf were not grown or are not worth a node. They come last in their row, where all rows' columns of them
+    are cut off.
+    """
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :size]
-    kept = best.sort(dim=1).values  # [B, size], candidates in order of depth
+    grown = scores.gather(1, best) > -torch.inf
+    order = torch.where(grown, best, best + scores.shape[1]).argsort(dim=1)  # by depth
+    kept, grown = best.gather(1, order), grown.gather(1, order)  # [B, size]
     place = torch.arange(1, kept.shape[1] + 1, device=kept.device).expand_as(kept)
     index = torch.full_like(tokens, -1).scatter_(1, kept, place)  # [B, C] node of each kept candidate
     above = parents.gather(1, kept)
-    # A node that did not grow may lack its parent; it is no real one, and any parent will do.
-    node_parents = torch.where(above >= 0, index.gather(1, above.clamp(min=0)).clamp(min=0), 0)
+    # A node that was not grown may lack its parent or come before it; it is no real one, and any parent will do.
+    node_parents = torch.where(grown & (above >= 0), index.gather(1, above.clamp(min=0)).clamp(min=0), 0)
     first = torch.full_like(root, -1)[:, None]
-    grown = scores.gather(1, kept) > -torch.inf  # the others lie deeper than their row went on growing
     return tree_proposal(
         root,
         torch.cat([root.clamp(min=0)[:, None], tokens.gather(1, kept)], dim=1),

@@ -77,6 +77,32 @@ def test_an_interrupted_run_goes_on(
     assert [record.prompts[0] for record in whole.records] == ["a", "a", "b", "b", "c", "c"]
 
 
+def test_a_finished_run_goes_on_with_more_prompts(run: Run, target_directory: str, prompts: str) -> None:
+    arguments = ["bench", "--target", target_directory, "--prompts", prompts, *FAST]
+    assert run(*arguments, "--per-group", "1").exit_code == 0
+    part = results_file.load(Path("results.json"))
+    assert part.complete
+    assert [record.prompts[0] for record in part.records] == ["a", "a", "c", "c"]
+    assert run(*arguments).exit_code == 0
+    whole = results_file.load(Path("results.json"))
+    assert whole.complete
+    assert whole.records[: len(part.records)] == part.records
+    assert [record.prompts[0] for record in whole.records[len(part.records) :]] == ["b", "b"]
+    assert whole.prompts == {"count": ["a", "b"], "long": ["c"]}
+    assert whole.digests.keys() == {"a", "b", "c"}
+    fewer = run(*arguments, "--per-group", "1")
+    assert fewer.exit_code == 2, "what was measured is not thrown away"
+    assert "holds another run" in fewer.stderr
+
+
+def test_larger_batches_do_not_go_on_with_more_prompts(run: Run, target_directory: str, prompts: str) -> None:
+    arguments = ["bench", "--target", target_directory, "--prompts", prompts, *FAST, "--batch-size", "2"]
+    assert run(*arguments, "--per-group", "1").exit_code == 0
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "holds another run" in result.stderr
+
+
 def test_a_file_of_another_run_is_not_overwritten(run: Run, target_directory: str, prompts: str) -> None:
     arguments = ["bench", "--target", target_directory, "--prompts", prompts, "--per-group", "1"]
     assert run(*arguments, "--max-new-tokens", "4").exit_code == 0

@@ -15,7 +15,8 @@ from spechead.config import DraftingConfig
 from spechead.context import Context
 from spechead.decoding import speculative_decode
 from spechead.proposers import eagle as eagle_module
-from spechead.proposers.growth import Sprout, grow_chain
+from spechead.proposers.growth import grow_chain
+from spechead.proposers.sprout import Sprout
 from spechead.sampling import probabilities, process
 from spechead.target import Target
 from tests.lossless.enumeration import distance, mutated, outcomes

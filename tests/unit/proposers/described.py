@@ -59,7 +59,8 @@ class Text:
 
     def dynamic_tree(self, depth: int, branching: int, size: int, threshold: float = 0.0) -> set[Path]:
         """EAGLE-2's tree: expand the `branching` likeliest nodes of each level, keep the `size` likeliest of all; no
-        level more below one whose likeliest path is less likely than `threshold`."""
+        level more below one whose likeliest path is less likely than `threshold`; but for the likeliest, no node that
+        is less likely than a `branching`th of it."""
         scores: dict[Path, float] = {(): 0.0}
         level = [()]
         for _ in range(depth):
@@ -72,7 +73,8 @@ class Text:
             if math.exp(max(found.values())) < threshold:
                 break
         del scores[()]
-        return set(sorted(scores, key=lambda path: -scores[path])[:size])
+        first, *others = sorted(scores, key=lambda path: -scores[path])[:size]
+        return {first} | {path for path in others if math.exp(scores[path]) >= threshold / branching}
 
     def static_tree(self, choices: list[Path]) -> set[Path]:
         """The tree of paths of ranks."""

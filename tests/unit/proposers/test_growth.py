@@ -8,7 +8,8 @@ import torch
 from spechead import EagleProposer
 from spechead.config import DraftingConfig
 from spechead.decoding import step
-from spechead.proposers.growth import Sprout, grow_dynamic
+from spechead.proposers.growth import grow_dynamic
+from spechead.proposers.sprout import Sprout
 from spechead.target import Target
 from tests import tiny
 from tests.running import start
@@ -66,7 +67,7 @@ def stop(threshold):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @BATCHES
 def test_a_row_that_is_unsure_grows_its_tree_no_deeper_than_described(kind, prompts):
-    depths = set()
+    depths, sizes = set(), set()
     for threshold in SURE:
         settings = {"num_draft_tokens": 4, "tree": "dynamic", "branching": 3, "tree_size": 8}
         _, proposal, texts = drafting(kind, prompts, steps=0, drafting=stop(threshold), **settings)
@@ -74,7 +75,12 @@ def test_a_row_that_is_unsure_grows_its_tree_no_deeper_than_described(kind, prom
             paths = drafted_paths(proposal, row)
             assert set(paths) == text.dynamic_tree(4, 3, 8, threshold)
             depths.add(max(map(len, paths)))
+            sizes.add(len(paths))
+        widest = int(proposal.real.sum(1).max())
+        assert proposal.real[:, :widest].any(0).all(), "what is left out leaves no column behind"
     assert len(depths) > 2
+    assert 1 in sizes
+    assert len(sizes) > 2
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])

@@ -5,7 +5,7 @@ import torch
 
 from spechead import EagleProposer
 from spechead.decoding import speculative_decode
-from spechead.proposers.growth import Sprout
+from spechead.proposers.sprout import Sprout
 from spechead.target import Target
 from spechead.training.batch import chains
 from spechead.training.eagle import gather_entries, unroll
