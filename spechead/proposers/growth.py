@@ -189,8 +189,8 @@ def grow_product(root: Tensor, logits: Tensor, branching: int, size: int) -> Pro
 def _rerank(root: Tensor, scores: Tensor, tokens: Tensor, parents: Tensor, size: int, depth: int) -> Proposal:
     """Keep the `size` best of all candidates `[B, C]`; a parent is never worse than its child and comes before it.
 
-    Those of -inf were not grown or are not worth a node. They come last in their row, where all rows' columns of them
-    are cut off.
+    Those of -inf were not grown or are not worth a node. They come last in their row, so that columns of nothing else
+    can be cut off.
     """
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :size]
     grown = scores.gather(1, best) > -torch.inf
