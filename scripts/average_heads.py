@@ -15,7 +15,7 @@ import torch
 
 from spechead import load_head
 from spechead.heads.base import Head
-from spechead.hub.provenance import PROMPTS_FILE, RECIPE_FILE, read_digests, write_digests
+from spechead.hub.provenance import carry_on
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,13 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     loaded = [load_head(path) for path in options.heads]
     head = average(loaded)
     head.save_pretrained(options.output)
-    recipe = options.heads[0] / RECIPE_FILE
-    if recipe.is_file():
-        note = f"# The weights are the average of {len(loaded)} heads; this is how the first was trained.\n"
-        (options.output / RECIPE_FILE).write_text(note + recipe.read_text())
-    prompts = [read_digests(path / PROMPTS_FILE) for path in options.heads if (path / PROMPTS_FILE).is_file()]
-    if len(prompts) == len(options.heads):
-        write_digests(set().union(*prompts), options.output)
+    note = f"The weights are the average of {len(loaded)} heads; this is how the first was trained."
+    carry_on(options.heads, options.output, note)
     print(f"{options.output}: the average of {len(loaded)} heads")
     return 0
 

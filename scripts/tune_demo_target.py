@@ -2,10 +2,8 @@
 
     python scripts/tune_demo_target.py --data data/texts.jsonl --output runs/tuned-target
     python recipes/generate_data.py --config recipes/configs/smollm2-135m-data.yaml --target runs/tuned-target \
-        --output_dir data/tuned-answers --limit 600
-    python recipes/train_eagle.py --config recipes/configs/smollm2-135m-eagle3-quick.yaml --target runs/tuned-target \
-        --data data/tuned-answers --init_head model_cards/smollm2-135m-instruct-eagle3 --eval_on_start true \
-        --output_dir runs/moved-head
+        --data data/prompts.jsonl --output_dir data/tuned-answers --limit 600 --use_cpu true
+    python recipes/train_eagle.py --config recipes/configs/smollm2-135m-eagle3-moved.yaml --use_cpu true
 
 The last command logs the acceptance of the unmoved head before its first step, and of the moved one after.
 """

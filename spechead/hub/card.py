@@ -63,7 +63,7 @@ def render_card(
     datasets = datasets if datasets is not None else said.get("datasets") or hub_datasets(recipe)
     results = read_results(directory)
     method = method_of(config)
-    scores = [] if results is None else figures.eval_results(results, method)
+    scores = [] if results is None else figures.eval_results(results, config.model_type)
     data = ModelCardData(
         base_model=target,
         base_model_relation="adapter",
@@ -86,7 +86,7 @@ def render_card(
         method=method,
         facts=facts(config, checkpoint),
         formats=", ".join(name for name, module in FORMATS.items() if not problems_of(config, module.RUNS)),
-        measured="" if results is None else measured(results, method),
+        measured="" if results is None else measured(results, config.model_type),
         recipe=(directory / RECIPE_FILE).read_text(encoding="utf-8").strip() if recipe else "",
         limits=limits(config, results),
     )
@@ -186,9 +186,9 @@ def shared_parts(config: HeadConfig) -> str:
     return " and ".join(parts) or "nothing"
 
 
-def measured(results: Results, method: str) -> str:
-    """Return the card's figures as Markdown."""
-    names = figures.head_methods(results, method)
+def measured(results: Results, kind: str) -> str:
+    """Return the card's figures as Markdown, of the head of this kind (a `model_type`)."""
+    names = figures.head_methods(results, kind)
     count = sum(len(ids) for ids in results.prompts.values())
     parts = [
         f"Measured on {figures.describe_hardware(results)}. Prompts: {results.source}, {count} in "

@@ -7,26 +7,40 @@ from collections.abc import Sequence
 
 from huggingface_hub import EvalResult
 
-from ..bench.results import Cell, Load, Results
+from ..bench.results import Cell, Load, Model, Results
 from ..bench.timing import MEAN, PLAIN
 
 DASH = "–"
 
 
-def head_methods(results: Results, method: str) -> list[str]:
-    """Return the names of the methods that drafted with the head.
+def heads_alike(results: Results, kind: str) -> list[Model]:
+    """Return the heads of a run that draft by the same method as one of this kind (a `model_type`), in their order."""
+    heads = [model for model in results.models if model.role == "head"]
+    return [model for model in heads if ("medusa" in model.kind) == ("medusa" in kind)]
+
+
+def head_methods(results: Results, kind: str) -> list[str]:
+    """Return the names of the methods that drafted with the head of this kind.
+
+    Where a run has several heads of one method (EAGLE-1 and EAGLE-3), each method says which it drafted with, and
+    those of the first head come first.
 
     Args:
-        results: The results.
-        method: The head's method, "eagle" or "medusa".
+        results: The results; no two of their heads may be of this kind.
+        kind: The head's `model_type`.
     """
-    found = []
+    method = "medusa" if "medusa" in kind else "eagle"
+    drafted: dict[str, str | None] = {}  # method -> which head it says
     for name, arguments in results.methods.items():
         given = arguments.get("speculative")
-        kind = given.get("method") if isinstance(given, dict) else given
-        if kind == method:
-            found.append(name)
-    return found
+        said = given if isinstance(given, dict) else {"method": given}
+        if said.get("method") == method:
+            drafted[name] = said.get("head")
+    called = dict.fromkeys(head for head in drafted.values() if head is not None)
+    if not called:
+        return list(drafted)
+    own = {head for head, model in zip(called, heads_alike(results, kind), strict=False) if model.kind == kind}
+    return [name for name, head in drafted.items() if head in own]
 
 
 def describe_load(load: Load) -> str:
@@ -114,14 +128,14 @@ def ratio(cell: Cell) -> str:
     return f"{cell.ratio:.2f}x ({cell.ratio_low:.2f}–{cell.ratio_high:.2f})"
 
 
-def eval_results(results: Results, method: str) -> list[EvalResult]:
+def eval_results(results: Results, kind: str) -> list[EvalResult]:
     """Return the figures for the card's metadata: acceptance length and ratio of each group under the first load.
 
     Args:
         results: The results.
-        method: The head's method.
+        kind: The head's `model_type`.
     """
-    names = head_methods(results, method)
+    names = head_methods(results, kind)
     source = f"{results.source}: {describe_load(results.loads[0])}"
     found = []
     for cell in results.cells:

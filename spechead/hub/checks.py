@@ -13,7 +13,7 @@ from ..heads.convert import OWN
 from ..heads.fingerprint import compare_logits, describe_mismatch
 from ..heads.load import load_head
 from .card import RESULTS, method_of, read_results
-from .card_figures import head_methods
+from .card_figures import head_methods, heads_alike
 from .provenance import PROMPTS_FILE, RECIPE_FILE, local_paths, read_recipe, trained_on
 from .target_parts import TargetParts, TargetUnavailable, is_here
 
@@ -164,18 +164,17 @@ def holds(models: list[Model], head: Head) -> bool:
 def check_results(results: Results, head: Head) -> None:
     """Raise ValueError unless results are complete, of this head, and free of outputs that differ beyond ties."""
     config = head.config
-    names = head_methods(results, method_of(config))
+    names = head_methods(results, config.model_type)
     if not holds(results.models, head) or not names:
         raise ValueError(
             f"{RESULTS} is not of this head: it holds no {config.model_type} head of {size_of(head)} parameters, or "
             f"no method that drafts with one (it has {', '.join(results.methods)})."
         )
-    medusa = method_of(config) == "medusa"
-    alike = [model.name for model in results.models if model.role == "head" and ("medusa" in model.kind) == medusa]
+    alike = [model.name for model in heads_alike(results, config.model_type) if model.kind == config.model_type]
     if len(alike) > 1:
         raise ValueError(
-            f"{RESULTS} was measured with {len(alike)} heads that draft by {method_of(config)} ({', '.join(alike)}), "
-            "and the card would show the figures of all as this one's: measure the head alone."
+            f"{RESULTS} was measured with {len(alike)} heads of kind {config.model_type} ({', '.join(alike)}), "
+            "and the card would show the figures of all as this one's: measure it without the others."
         )
     if not results.complete:
         raise ValueError(f"{RESULTS} is of a run that was interrupted; run its command again, it goes on.")

@@ -5,7 +5,7 @@ recipes' defaults, so that `--config recipe.yaml` repeats the run.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,23 @@ def read_digests(file: Path) -> set[str]:
 def write_digests(digests: Iterable[str], directory: Path) -> None:
     """Write the `PROMPTS_FILE` of a head's directory, sorted."""
     (directory / PROMPTS_FILE).write_text("".join(f"{digest}\n" for digest in sorted(digests)), encoding="utf-8")
+
+
+def carry_on(sources: Sequence[Path], output: Path, note: str) -> None:
+    """Give a head that was made of others their provenance: the first one's recipe, the digests of all.
+
+    Args:
+        sources: directories of the heads it was made of. Unless all have digests, none are written: an incomplete
+            file would call prompts unseen that were trained on.
+        output: its own directory.
+        note: how it was made, the recipe's first line.
+    """
+    recipe = sources[0] / RECIPE_FILE
+    if recipe.is_file():
+        (output / RECIPE_FILE).write_text(f"# {note}\n{recipe.read_text(encoding='utf-8')}", encoding="utf-8")
+    digests = [read_digests(source / PROMPTS_FILE) for source in sources if (source / PROMPTS_FILE).is_file()]
+    if len(digests) == len(sources):
+        write_digests(set().union(*digests), output)
 
 
 def trained_on(directory: Path, digests: Mapping[str, str]) -> list[str]:

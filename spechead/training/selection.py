@@ -20,7 +20,7 @@ logger = logging.get_logger(__name__)
 WANTED_COVERAGE = 0.95  # of every source's answer tokens, by the draft vocabulary
 
 
-def draft_vocabulary(rows: Rows, size: int, vocab_size: int) -> list[int]:
+def draft_vocabulary(rows: Rows, size: int, vocab_size: int, among: Iterable[int] | None = None) -> list[int]:
     """Return the `size` most frequent answer tokens, sorted.
 
     Ties and unseen tokens go by id, so a size above the number of distinct tokens is filled with the lowest unused
@@ -30,20 +30,23 @@ def draft_vocabulary(rows: Rows, size: int, vocab_size: int) -> list[int]:
         rows: the training rows.
         size: D.
         vocab_size: V of the target's LM head, which may have more rows than its tokenizer has tokens.
+        among: choose from these ids alone; None = from all V.
 
     Raises:
-        ValueError: if D is more than V, or the answers hold ids that the target does not have.
+        ValueError: if D is more than there is to choose from, or the answers hold ids that the target does not have.
     """
     counts = np.load(rows.directory / COUNTS_FILE)
-    if size > vocab_size:
-        raise ValueError(f"draft_vocab_size={size} is more than the target's {vocab_size}.")
+    ids = np.arange(vocab_size) if among is None else np.fromiter(among, dtype=np.int64)
+    if size > len(ids):
+        whose = "the target's" if among is None else "the given"
+        raise ValueError(f"draft_vocab_size={size} is more than {whose} {len(ids)}.")
     if counts[vocab_size:].any():
         raise ValueError(
             f"The answers hold token ids from {vocab_size} on, which the target does not have; were they made by "
             "another target?"
         )
     counts = np.pad(counts[:vocab_size], (0, max(0, vocab_size - len(counts))))
-    kept = np.lexsort((np.arange(vocab_size), -counts))[:size]
+    kept = ids[np.lexsort((ids, -counts[ids]))[:size]]
     return sorted(kept.tolist())
 
 

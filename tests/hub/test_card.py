@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from spechead import load_head
 from spechead.bench import results as results_file
+from spechead.bench.results import Model
 from spechead.hub.card import check_card, render_card, repo_of
+from spechead.hub.checks import check_results
 from spechead.hub.provenance import trained_on
 from spechead.hub.publish import write_folder
 from spechead.hub.remote_state import files_of
-from tests.hub.heads import TARGET, head_directory
+from tests.hub.heads import TARGET, head_directory, results_for
 
 REPO = "user/tiny-eagle3"
 MODEL_CARDS = Path(__file__).resolve().parents[2] / "model_cards"
@@ -162,3 +165,24 @@ def test_no_shipped_head_was_trained_on_what_anything_was_measured_on(directory)
             assert trained_on(directory, digests) == [], file.name
             measured += len(digests)
     assert measured > 0
+
+
+@pytest.mark.parametrize("other_first", [True, False])
+def test_beside_an_eagle_1_head_the_card_shows_its_own_figures(other_first: bool, head: Path) -> None:
+    measured = results_for(load_head(head))
+    target, mine = measured.models
+    heads = [Model("old", "head", "spechead-eagle", 17, "float32"), mine]
+    heads = heads if other_first else heads[::-1]
+    names = {model.name: f"eagle {model.name}" for model in heads}
+    methods = {name: {"speculative": {"method": "eagle", "head": head}} for head, name in names.items()}
+    cells = [replace(cell, method=names["head"]) for cell in measured.cells if cell.method == "eagle"]
+    cells += [replace(cell, method=names["old"], ratio=0.5, acceptance_length=1.1) for cell in cells]
+    both = replace(measured, models=[target, *heads], methods={"plain": {}, **methods}, cells=cells)
+    results_file.save(both, head / "results.json")
+    text = card(head)
+    scores = front_matter(text)["model-index"][0]["results"]
+    assert {score["dataset"]["config"].split(":")[0] for score in scores} == {"eagle head"}
+    assert "`eagle head`, with this head:" in text
+    assert "`eagle old`, with this head:" not in text
+    assert "| eagle old | 0.50x |" in text  # among all methods of the run
+    check_results(both, load_head(head))

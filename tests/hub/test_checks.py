@@ -180,12 +180,13 @@ def test_prompts_that_cannot_be_compared_with_those_of_training_are_refused(hub,
     assert hub.requests == []
 
 
-def test_figures_of_two_heads_that_draft_alike_are_not_one_heads(hub, head):
+def test_figures_of_two_heads_of_one_kind_are_not_one_heads(hub, head):
     ours = load_head(head)
     target, mine = results_for(ours).models
-    other = Model("other", "head", "spechead-eagle", 17, "float32")
+    other = Model("other", "head", mine.kind, 17, "float32")
     results_file.save(results_for(ours, models=[target, mine, other]), head / "results.json")
-    with pytest.raises(ValueError, match=r"2 heads that draft by eagle \(head, other\).*: measure the head alone"):
+    message = rf"2 heads of kind {mine.kind} \(head, other\).*: measure it without the others"
+    with pytest.raises(ValueError, match=message):
         send(head)
     assert hub.requests == []
     medusa = replace(other, kind="spechead-medusa")

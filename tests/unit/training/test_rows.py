@@ -128,6 +128,10 @@ def test_the_draft_vocabulary_is_the_most_frequent_answers_filled_with_low_ids(t
     assert draft_vocabulary(made, 5, 300) == [0, 1, 40, 50, 60]  # fewer distinct tokens than asked for
     with pytest.raises(ValueError, match="more than"):
         draft_vocabulary(made, 301, 300)
+    assert draft_vocabulary(made, 2, 300, among=[3, 50, 60, 70]) == [50, 60]
+    assert draft_vocabulary(made, 3, 300, among=[70, 3, 60]) == [3, 60, 70]
+    with pytest.raises(ValueError, match="more than the given 3"):
+        draft_vocabulary(made, 4, 300, among=[70, 3, 60])
     with pytest.raises(ValueError, match="another target"):
         draft_vocabulary(made, 5, 60)
 
