@@ -72,8 +72,9 @@ def trim(head: Eagle3Head, target_ids: torch.Tensor) -> Eagle3Head:
     config.draft_vocab_size = len(target_ids)
     smaller = Eagle3Head(config).to(head.fc.weight.dtype)
     smaller.set_draft_vocab(target_ids)
-    state = head.state_dict() | {"lm_head.weight": head.state_dict()["lm_head.weight"][places]}
-    smaller.load_state_dict(state | {name: smaller.state_dict()[name] for name in ("d2t", "t2d")})
+    state = head.state_dict() | {"d2t": smaller.d2t, "t2d": smaller.t2d}
+    state["lm_head.weight"] = state["lm_head.weight"][places]
+    smaller.load_state_dict(state)
     return smaller
 
 

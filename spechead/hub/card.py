@@ -18,7 +18,7 @@ from ..bench import results as results_file
 from ..bench.results import Results
 from ..heads.base_config import DRAFTING_FIELDS, HeadConfig
 from ..heads.checkpoint import Checkpoint, read_checkpoint
-from ..heads.config import DraftLayerConfig, Eagle3Config, MedusaConfig
+from ..heads.config import DraftLayerConfig, Eagle3Config
 from ..heads.load import make_config
 from . import card_figures as figures
 from .exporters import FORMATS
@@ -95,7 +95,7 @@ def render_card(
 
 def method_of(config: HeadConfig) -> str:
     """Return the method that drafts with a head."""
-    return "medusa" if isinstance(config, MedusaConfig) else "eagle"
+    return figures.method_of_kind(config.model_type)
 
 
 def read_results(directory: Path) -> Results | None:

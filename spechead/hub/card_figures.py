@@ -7,16 +7,15 @@ from collections.abc import Sequence
 
 from huggingface_hub import EvalResult
 
-from ..bench.results import Cell, Load, Model, Results
+from ..bench.results import Cell, Load, Results
 from ..bench.timing import MEAN, PLAIN
 
 DASH = "–"
 
 
-def heads_alike(results: Results, kind: str) -> list[Model]:
-    """Return the heads of a run that draft by the same method as one of this kind (a `model_type`), in their order."""
-    heads = [model for model in results.models if model.role == "head"]
-    return [model for model in heads if ("medusa" in model.kind) == ("medusa" in kind)]
+def method_of_kind(kind: str) -> str:
+    """Return the method that drafts with a head of this kind (a `model_type`)."""
+    return "medusa" if "medusa" in kind else "eagle"
 
 
 def head_methods(results: Results, kind: str) -> list[str]:
@@ -29,7 +28,7 @@ def head_methods(results: Results, kind: str) -> list[str]:
         results: The results; no two of their heads may be of this kind.
         kind: The head's `model_type`.
     """
-    method = "medusa" if "medusa" in kind else "eagle"
+    method = method_of_kind(kind)
     drafted: dict[str, str | None] = {}  # method -> which head it says
     for name, arguments in results.methods.items():
         given = arguments.get("speculative")
@@ -39,7 +38,8 @@ def head_methods(results: Results, kind: str) -> list[str]:
     called = dict.fromkeys(head for head in drafted.values() if head is not None)
     if not called:
         return list(drafted)
-    own = {head for head, model in zip(called, heads_alike(results, kind), strict=False) if model.kind == kind}
+    heads = [model for model in results.models if model.role == "head" and method_of_kind(model.kind) == method]
+    own = {head for head, model in zip(called, heads, strict=False) if model.kind == kind}
     return [name for name, head in drafted.items() if head in own]
 
 

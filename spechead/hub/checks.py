@@ -13,7 +13,7 @@ from ..heads.convert import OWN
 from ..heads.fingerprint import compare_logits, describe_mismatch
 from ..heads.load import load_head
 from .card import RESULTS, method_of, read_results
-from .card_figures import head_methods, heads_alike
+from .card_figures import head_methods
 from .provenance import PROMPTS_FILE, RECIPE_FILE, local_paths, read_recipe, trained_on
 from .target_parts import TargetParts, TargetUnavailable, is_here
 
@@ -170,7 +170,7 @@ def check_results(results: Results, head: Head) -> None:
             f"{RESULTS} is not of this head: it holds no {config.model_type} head of {size_of(head)} parameters, or "
             f"no method that drafts with one (it has {', '.join(results.methods)})."
         )
-    alike = [model.name for model in heads_alike(results, config.model_type) if model.kind == config.model_type]
+    alike = [model.name for model in results.models if (model.role, model.kind) == ("head", config.model_type)]
     if len(alike) > 1:
         raise ValueError(
             f"{RESULTS} was measured with {len(alike)} heads of kind {config.model_type} ({', '.join(alike)}), "

@@ -66,9 +66,8 @@ def test_two_steps_of_every_config(path, common, flags, tmp_path, request):
         before = yaml.safe_load(path.read_text()).get("init_head")
         if before is not None:  # the head of the config of that name, or for a shipped one the quickest
             first = small | {"output_dir": str(tmp_path / "first")}
-            warm_up = path.with_name(f"{Path(before).name}.yaml")
-            quick = path.with_name("smollm2-135m-eagle3-quick.yaml")
-            warm_up = quick if before.startswith("model_cards/") else warm_up
+            earlier = "smollm2-135m-eagle3-quick" if before.startswith("model_cards/") else Path(before).name
+            warm_up = path.with_name(f"{earlier}.yaml")
             small["init_head"] = str(train(["--config", str(warm_up), *flags(first)]).head)
         outcome = train(["--config", str(path), *flags(small)])
     found = losses(outcome.head)
