@@ -26,7 +26,6 @@ from spechead.bench.plan import Draft, Plan, Workload, draft_model, eagle, looku
 from spechead.bench.results import Load
 from spechead.cli import loading
 from spechead.cli.methods import available
-from spechead.demo_target import REPO_ID
 from spechead.heads.medusa import MedusaHeads
 
 SHARE, BYTES = 0.10, 50_000_000
@@ -121,7 +120,7 @@ def show(found: list[Compared], console: Console) -> None:
 
 
 def main(
-    target: loading.TargetOption = REPO_ID,
+    target: loading.TargetOption = None,
     head: loading.HeadOption = None,
     draft: Annotated[str | None, typer.Option("--draft-model", help="Draft model.")] = None,
     batch_size: Annotated[list[int] | None, typer.Option(help="Batch sizes; default 1 and 8.")] = None,
@@ -131,7 +130,9 @@ def main(
     device: loading.DeviceOption = None,
 ) -> None:
     """Compare plans with measured peaks."""
-    model, tokenizer = loading.load_target(target, Console(stderr=True), dtype=dtype, device=device)
+    console = Console(stderr=True)
+    target = loading.target_for(target, head, console)
+    model, tokenizer = loading.load_target(target, console, dtype=dtype, device=device)
     heads: list[str | Path] = list(head or [])
     enabled = enable_speculation(twin(model), head=heads or None, draft_model=draft, tokenizer=tokenizer)
     loads = [

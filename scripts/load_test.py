@@ -31,10 +31,9 @@ from spechead import SpeculativeConfig, enable_speculation
 from spechead.attach import Speculation
 from spechead.bench.hardware import describe_hardware, describe_versions
 from spechead.bench.prompts import Prompt, load_prompts
-from spechead.cli.loading import load_target
+from spechead.cli.loading import load_target, target_for
 from spechead.cli.methods import available
 from spechead.cli.serve import served_name
-from spechead.demo_target import REPO_ID
 from spechead.serving.app import create_app
 from spechead.serving.engine import OFF
 from spechead.serving.limits import Limits
@@ -218,7 +217,7 @@ def verdict(cells: Sequence[Cell]) -> dict[str, Any]:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Load a server on loopback, speculating and not.")
-    parser.add_argument("--target", default=REPO_ID, help="Hub repo id or directory")
+    parser.add_argument("--target", help="Hub repo id or directory (default: what the head was trained for)")
     parser.add_argument("--head", action="append", help="head; repeat for several")
     parser.add_argument("--draft-model", help="draft model")
     parser.add_argument("--fixed", help="the fixed method; default: the last that is attached, else prompt_lookup")
@@ -246,6 +245,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the load; return the process's exit code."""
     options, console = arguments(argv), Console(stderr=True)
+    options.target = target_for(options.target, options.head, console)
     model, tokenizer = load_target(options.target, console, dtype=options.dtype, device=options.device)
     model = enable_speculation(model, head=options.head, draft_model=options.draft_model, tokenizer=tokenizer)
     method = options.fixed or available(Speculation.of(model))[-1]

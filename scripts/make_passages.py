@@ -7,8 +7,9 @@ data/finetuning/t0_train_50k) or with `text`. Out of its paragraphs come two fil
 - `--prompts`: passages to be summarised or asked about, and the short questions found in the source, for
   `generate_data.py`.
 
-Rows that share ten words in a row with a file given as `--exclude` (what a head is measured on) are left out. The same
-inputs and seed give the same files.
+Rows that share ten words in a row with a file given as `--exclude` are left out: what a head is measured on, such as
+the questions of github.com/hemingkx/Spec-Bench (data/spec_bench/question.jsonl). The same inputs and seed give the
+same files.
 """
 
 from __future__ import annotations

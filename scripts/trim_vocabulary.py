@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("head", type=Path, help="its directory")
     parser.add_argument("--data", nargs="+", required=True, help="answers to count tokens in, as a recipe names them")
     parser.add_argument("--size", required=True, type=int, help="draft tokens to keep")
-    parser.add_argument("--target", default=REPO_ID, help="whose tokenizer and chat template read the answers")
+    parser.add_argument("--target", help="whose tokenizer reads the answers (default: what the head was trained for)")
     parser.add_argument("--output", required=True, type=Path, help="directory of the smaller head")
     options = parser.parse_args(argv)
     head = load_head(options.head)
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(
             f"--size {options.size} trims nothing of {before} draft tokens; give a number from 1 to {before - 1}."
         )
-    data = DataArguments(target=options.target, data=options.data)
+    data = DataArguments(target=options.target or head.config.target_name or REPO_ID, data=options.data)
     rows = load_rows(data, load_tokenizer(data))
     kept = draft_vocabulary(rows, options.size, head.config.vocab_size, head.draft_to_target.tolist())
     smaller = trim(head, torch.tensor(kept))

@@ -1,11 +1,12 @@
 """Tune the demo target with LoRA on given chats and merge: a target that has moved, to move a head after.
 
-    python scripts/tune_demo_target.py --data data/texts.jsonl --output runs/tuned-target
+    python scripts/tune_demo_target.py --data data/passages.jsonl --output runs/tuned-target
     python recipes/generate_data.py --config recipes/configs/smollm2-135m-data.yaml --target runs/tuned-target \
-        --data data/prompts.jsonl --output_dir data/tuned-answers --limit 600 --use_cpu true
-    python recipes/train_eagle.py --config recipes/configs/smollm2-135m-eagle3-moved.yaml --use_cpu true
+        --data data/questions.jsonl --output_dir data/tuned-answers --limit 600
+    python recipes/train_eagle.py --config recipes/configs/smollm2-135m-eagle3-moved.yaml
 
-The last command logs the acceptance of the unmoved head before its first step, and of the moved one after.
+docs/recipes.md says how the two files of data are made; any JSONL with `messages` will do. The last command logs the
+acceptance of the unmoved head before its first step, and of the moved one after.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
+from spechead.bench.hardware import native_bfloat16
 from spechead.demo_target import fetch_demo_target
 
 
@@ -42,7 +44,7 @@ def main() -> None:
             per_device_train_batch_size=8,
             max_length=384,
             use_cpu=True,
-            bf16=True,
+            bf16=native_bfloat16("cpu"),
             logging_steps=10,
             save_strategy="no",
             report_to="none",

@@ -27,9 +27,8 @@ from spechead.bench.measure import Method, run_once, twin
 from spechead.bench.prompts import Prompt, encode, load_prompts
 from spechead.bench.results import Cell, Load, Record
 from spechead.bench.timing import MEAN, PLAIN, compare
-from spechead.cli.loading import load_target
+from spechead.cli.loading import load_target, target_for
 from spechead.config import DraftingConfig
-from spechead.demo_target import REPO_ID
 from spechead.heads.base_config import DRAFTING_FIELDS
 from spechead.heads.medusa import MedusaHeads
 from spechead.proposers.choices import best_choices
@@ -41,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     """Measure the trees, print them, fastest first; return the exit code."""
     options = parse(argv)
     console = Console()
-    target, tokenizer = load_target(options.target, Console(stderr=True), dtype=options.dtype)
+    notes = Console(stderr=True)
+    name = target_for(options.target, [str(options.head)], notes)
+    target, tokenizer = load_target(name, notes, dtype=options.dtype)
     head = load_head(options.head, target)
     prompts = load_prompts(options.prompts, None, options.per_group)
     load = Load(max_new_tokens=options.max_new_tokens)
@@ -84,7 +85,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Find the tree with which a head is fastest on this machine.")
     parser.add_argument("head", type=Path, help="the head's directory")
-    parser.add_argument("--target", default=REPO_ID, help="its target (default: the demo target)")
+    parser.add_argument("--target", help="its target (default: what the head was trained for)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--prompts", default="builtin", help="builtin, a JSONL file, or a datasets source")
     parser.add_argument("--per-group", type=int, default=1, help="prompts of each group (default 1)")

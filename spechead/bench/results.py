@@ -211,11 +211,12 @@ class Results:
     def same_run(self, other: "Results") -> bool:
         """Whether this run continues `other`: everything but the date, the command and what was measured is equal.
 
-        One prompt at a time, this run may also ask more of each group: batches of several would be others then.
+        One prompt at a time, this run may also ask more of each group, those of before among them: batches of several
+        would be others then.
         """
         ignored = {"created", "command", "records", "cells", "peaks", "samples", "complete"}
         if all(load.batch_size == 1 for load in self.loads) and other.prompts.keys() <= self.prompts.keys():
-            more = all(self.prompts[group][: len(ids)] == ids for group, ids in other.prompts.items())
+            more = all(set(ids) <= set(self.prompts[group]) for group, ids in other.prompts.items())
             ignored |= {"prompts", "digests"} if more and other.digests.items() <= self.digests.items() else set()
         return all(
             getattr(self, item.name) == getattr(other, item.name) for item in fields(self) if item.name not in ignored

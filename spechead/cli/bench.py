@@ -14,7 +14,6 @@ from ..bench.report import render
 from ..bench.results import Load, Results
 from ..bench.run import batches_left, begin, resume, run
 from ..bench.verdict import best, describe, verdicts
-from ..demo_target import REPO_ID
 from . import loading
 from .methods import Comparison, assemble
 from .tables import by_group, costs, describe_load, figures, table_console
@@ -56,12 +55,13 @@ WithTransformersOption = Annotated[
 ]
 JudgeOption = Annotated[bool, typer.Option(help="Say tie or bug where greedy outputs part (loads a float32 copy).")]
 OutputOption = Annotated[
-    Path, typer.Option(help="Results file; an interrupted run goes on in it, a whole one with more prompts.")
+    Path,
+    typer.Option(help="Results file; an interrupted run goes on in it, a whole one with more prompts beside its own."),
 ]
 
 
 def bench(
-    target: loading.TargetOption = REPO_ID,
+    target: loading.TargetOption = None,
     revision: loading.RevisionOption = None,
     method: MethodOption = None,
     head: loading.HeadOption = None,
@@ -89,12 +89,12 @@ def bench(
     """Measure speed and acceptance of methods against plain generation."""
     console = Console(stderr=True)
     template = loading.template_arguments(chat_template_kwargs)
-    sizes = batch_size or [1]
+    sizes, sources = batch_size or [1], prompts or [BUILTIN]
     if with_transformers and max(sizes) > 1:
         raise ValueError("--with-transformers needs --batch-size 1: transformers' own speculation refuses batches.")
     loads = [Load(max_new_tokens, size, heat, repeats, seed) for heat in temperature or [0.0] for size in sizes]
-    sources = prompts or [BUILTIN]
     asked = load_prompts(sources, group, _most(per_group, batch_prompts if max(sizes) > 1 else None))
+    target = loading.target_for(target, head, console)
     model, tokenizer = loading.load_target(
         target, console, dtype=dtype, device=device, attention=attention, revision=revision
     )

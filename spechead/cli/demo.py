@@ -24,7 +24,7 @@ DTYPE_TOKENS = 12
 
 
 def demo(
-    target: loading.TargetOption = REPO_ID,
+    target: loading.TargetOption = None,
     head: loading.HeadOption = None,
     max_new_tokens: loading.MaxNewTokensOption = 64,
     per_group: Annotated[int, typer.Option(min=1, help="Prompts of each of the seven kinds.")] = 1,
@@ -36,6 +36,7 @@ def demo(
     """Show plain generation and speculation side by side."""
     console = Console(highlight=False, soft_wrap=True)
     notes = Console(stderr=True)
+    target = loading.target_for(target, head, notes)
     model, tokenizer = load_faster(target, console, dtype, device)
     heads = demo_heads(notes) if head is None and target == REPO_ID else head
     comparison = assemble(model, tokenizer, name=target, heads=heads)

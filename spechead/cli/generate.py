@@ -11,7 +11,6 @@ from rich.console import Console
 from ..bench.measure import pad_left
 from ..bench.prompts import encode
 from ..config import SpeculativeConfig
-from ..demo_target import REPO_ID
 from ..mixin import enable_speculation
 from ..stats import DecodeStats
 from . import loading
@@ -23,7 +22,7 @@ def generate(
         str | None, typer.Argument(help="The user's message; - or nothing reads standard input.")
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Read the message from a file instead.")] = None,
-    target: loading.TargetOption = REPO_ID,
+    target: loading.TargetOption = None,
     revision: loading.RevisionOption = None,
     speculative: Annotated[
         str, typer.Option(help="auto, prompt_lookup, draft_model, medusa, eagle; none is plain generation.")
@@ -58,6 +57,7 @@ def generate(
     if speculative != "none":  # refused before anything is loaded
         method = SpeculativeConfig(method=speculative, num_draft_tokens=num_draft_tokens)  # type: ignore[arg-type]  # strict
     console = Console(stderr=True)
+    target = loading.target_for(target, head, console)
     model, tokenizer = loading.load_target(
         target, console, dtype=dtype, device=device, attention=attention, revision=revision
     )

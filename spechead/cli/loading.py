@@ -1,20 +1,43 @@
 """What the commands share: loading a target, and options that mean the same everywhere."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import typer
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
-from ..demo_target import resolve_target
+from ..bench.hardware import native_bfloat16
+from ..demo_target import REPO_ID, resolve_target
+from ..heads.base_config import HeadConfig
+from ..heads.checkpoint import Checkpoint, read_checkpoint, read_config, resolve
+from ..heads.convert import OWN
+from ..heads.load import OWN_CONFIGS, make_config
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
-TargetOption = Annotated[str, typer.Option(help="Target: a Hub repo id or a directory.")]
+SLOW_NODES = (
+    "note: this CPU has no bfloat16 arithmetic (AVX-512 BF16, AMX). In that dtype a forward over several tokens takes "
+    "several times one over a single token, so drafts cost more than elsewhere. speculative=auto takes it into "
+    "account; --dtype float32 avoids it."
+)
+
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Target: a Hub repo id or a directory. Default: what the head was trained for, else the demo target."
+    ),
+]
 RevisionOption = Annotated[str | None, typer.Option(help="Branch, tag or commit of the target's repo.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="Dtype to load in; auto is the checkpoint's own.")]
 DeviceOption = Annotated[str | None, typer.Option(help="Device; default: an accelerator if there is one, else cpu.")]
@@ -31,6 +54,38 @@ NumDraftTokensOption = Annotated[
     int | None, typer.Option(min=1, help="Tokens drafted a step (depth of a tree); default: the method's own.")
 ]
 SeedOption = Annotated[int, typer.Option(help="Seed for sampling.")]
+
+
+def target_for(target: str | None, heads: Sequence[str] | None, console: Console) -> str:
+    """Return the target asked for, else the one that the heads name, else the demo target's repo id.
+
+    Raises:
+        ValueError: if the heads name several targets.
+    """
+    if target is not None:
+        return target
+    found = {path: head_config(path).target_name for path in heads or ()}
+    names = sorted({name for name in found.values() if name})
+    if len(names) > 1:
+        said = ", ".join(f"{path} for {name}" for path, name in found.items())
+        raise ValueError(f"the heads were trained for several targets ({said}); say which with --target.")
+    if names:
+        console.print(f"Target: {names[0]}, which the head was trained for.", markup=False, soft_wrap=True)
+    return names[0] if names else REPO_ID
+
+
+def head_config(path: str, target: PreTrainedConfig | None = None) -> HeadConfig:
+    """Return a head's config; published layouts, whose configs say less, are read with their tensors.
+
+    Args:
+        path: a directory or a Hub repo id.
+        target: the target's config, from which a published head's taps follow.
+    """
+    place = resolve(path)
+    source = read_config(place)
+    if source.get("model_type") in OWN_CONFIGS:
+        return make_config(Checkpoint(place, OWN, source, {}), target)
+    return make_config(read_checkpoint(place), target)
 
 
 def load_target(
@@ -72,7 +127,10 @@ def load_target(
         dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         **({} if attention is None else {"attn_implementation": attention}),
     )
-    return model.to(device or default_device()).eval(), tokenizer
+    model = model.to(device or default_device()).eval()
+    if model.dtype == torch.bfloat16 and not native_bfloat16(model.device.type):
+        console.print(SLOW_NODES, style="yellow", markup=False, soft_wrap=True)
+    return model, tokenizer
 
 
 def default_device() -> str:

@@ -21,14 +21,10 @@ from ..bench.footprint import Footprint, footprint, head_footprint
 from ..bench.hardware import describe_hardware
 from ..bench.plan import Draft, Plan, Workload, eagle, lookup, medusa, plain, speculative
 from ..bench.plan import draft_model as sized_draft
-from ..demo_target import REPO_ID, resolve_target
+from ..demo_target import resolve_target
 from ..heads.base import check_pair
-from ..heads.base_config import HeadConfig
-from ..heads.checkpoint import Checkpoint, read_checkpoint, read_config, resolve
 from ..heads.config import MedusaConfig
-from ..heads.convert import OWN
 from ..heads.fingerprint import describe_mismatch
-from ..heads.load import OWN_CONFIGS, make_config
 from ..proposers.growth import TREE_SIZE
 from ..proposers.vocabulary import shared_vocabulary
 from . import loading
@@ -60,7 +56,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the plan as JSON
 
 
 def plan(
-    target: loading.TargetOption = REPO_ID,
+    target: loading.TargetOption = None,
     head: loading.HeadOption = None,
     draft_model: loading.DraftModelOption = None,
     prompt_tokens: TokensOption = 512,
@@ -77,7 +73,9 @@ def plan(
 ) -> None:
     """Say whether it fits, whether the pair fits, and what to try, before anything is loaded."""
     load = Workload(prompt_tokens, max_new_tokens, batch_size, temperature > 0, overlap)
-    place = resolve_target(target, Console(stderr=True))
+    console = Console(stderr=True)
+    target = loading.target_for(target, head, console)
+    place = resolve_target(target, console)
     config = AutoConfig.from_pretrained(place)
     kind = None if dtype == "auto" else getattr(torch, dtype)
     sizes = footprint(config, target, kind)
@@ -136,7 +134,7 @@ def pairs(
     """
     drafts, notes = [lookup()], []
     for path in heads:
-        head = head_config(path, config)
+        head = loading.head_config(path, config)
         try:
             check_pair(head, config)
         except ValueError as error:
@@ -162,15 +160,6 @@ def pairs(
         notes.append(f"{draft}: the tokenizers agree on all {shared} shared ids")
         drafts.append(sized_draft(sizes))
     return drafts, notes
-
-
-def head_config(path: str, target: PreTrainedConfig) -> HeadConfig:
-    """Return a head's config; published layouts, whose configs say less, are read with their tensors."""
-    place = resolve(path)
-    source = read_config(place)
-    if source.get("model_type") in OWN_CONFIGS:
-        return make_config(Checkpoint(place, OWN, source, {}), target)
-    return make_config(read_checkpoint(place), target)
 
 
 def bytes_of(text: str) -> int:

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from ..config import SpeculativeConfig
-from ..demo_target import REPO_ID
 from ..mixin import enable_speculation
 from ..serving.limits import Limits
 from . import loading
@@ -23,7 +22,7 @@ OFF = "off"
 
 
 def serve(
-    target: loading.TargetOption = REPO_ID,
+    target: loading.TargetOption = None,
     revision: loading.RevisionOption = None,
     head: loading.HeadOption = None,
     draft_model: loading.DraftModelOption = None,
@@ -61,6 +60,7 @@ def serve(
     except ImportError as error:
         raise RuntimeError(f"{error.name} is not installed; run: pip install 'spechead[serve]'") from error
     console = Console(stderr=True)
+    target = loading.target_for(target, head, console)
     model, tokenizer = loading.load_target(
         target, console, dtype=dtype, device=device, attention=attention, revision=revision
     )

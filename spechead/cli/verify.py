@@ -25,7 +25,6 @@ from ..bench.results import Model
 from ..bench.run import describe_model
 from ..bench.strict_json import write_json
 from ..config import METHODS, SpeculativeConfig
-from ..demo_target import REPO_ID
 from ..mixin import enable_speculation
 from . import loading
 from .certificates import show
@@ -57,7 +56,7 @@ OutputOption = Annotated[Path | None, typer.Option(help="Write the certificate h
 
 
 def verify(
-    target: loading.TargetOption = REPO_ID,
+    target: loading.TargetOption = None,
     revision: loading.RevisionOption = None,
     method: MethodOption = None,
     head: loading.HeadOption = None,
@@ -90,6 +89,7 @@ def verify(
     settings = CheckSettings(max_new_tokens, batch_size or DEFAULT.batch_sizes, *sampled, seed=seed)
     template = loading.template_arguments(chat_template_kwargs)
     asked = load_prompts(prompts, group, per_group)
+    target = loading.target_for(target, head, console)
     model, tokenizer = loading.load_target(
         target, console, dtype=dtype, device=device, attention=attention, revision=revision
     )

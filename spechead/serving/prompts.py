@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from ..training.chat import TEMPLATE_ERRORS
 from .errors import ApiError
 
 
@@ -52,7 +52,7 @@ class Prompts:
                 encoded = self.tokenizer.apply_chat_template(
                     list(messages), add_generation_prompt=True, tokenize=True, return_dict=True, **template
                 )
-            except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            except TEMPLATE_ERRORS as error:
                 message = f"the target's chat template refuses this chat: {error}"
                 raise ApiError(400, message, "messages", "chat_template") from error
             return list(encoded["input_ids"])

@@ -3,6 +3,9 @@
 The server is asked on `/v1/completions` with the prompt's token ids, so the chat template stays ours, and for the
 answer's token ids. Where it sends text alone, the text is tokenised, the answer marked, and dropped if the ids do not
 give the text back or are not as many as the server says it generated.
+
+The law of the answers is the target's own at a temperature: both name every setting that a target's generation config
+could set otherwise.
 """
 
 from __future__ import annotations
@@ -18,24 +21,39 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..attach import Speculation
 from ..mixin import enable_speculation
+from .chat import ChatEncoder
 from .generations import Answer, Question, batch_seed
 
 logger = logging.get_logger(__name__)
 
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
 LONGEST_WAIT = 60.0
+NOT_UNDERSTOOD = (400, 422)
+FULL_LAW = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}  # as transformers and provenance say it
+# Not OpenAI's own. Every version of vLLM and SGLang takes -1 as all tokens, not all of them 0.
+BEYOND_OPENAI = {
+    "top_k": -1,
+    "min_p": FULL_LAW["min_p"],
+    "repetition_penalty": FULL_LAW["repetition_penalty"],
+    "return_token_ids": True,
+    "skip_special_tokens": False,
+}
+STRICT = (
+    f". If it does not know {', '.join(BEYOND_OPENAI)}: they are sent so that the model's generation config cannot "
+    "change the law of the answers unseen, so ask a server that takes them, such as vLLM or SGLang."
+)
 
 
 class LocalBackend:
     """The target itself, through `generate`, left-padded.
 
     Args:
-        target: the loaded target.
+        target: the loaded target; its generation config is put aside.
         tokenizer: its tokenizer.
         end_ids: token ids that end an answer.
         new_tokens: at most so many.
@@ -57,6 +75,9 @@ class LocalBackend:
     ):
         if speculative is not None:
             Speculation.of(enable_speculation(target)).proposer(speculative)
+        # Where generate is told nothing it takes the target's own config: penalties, suppressed tokens, least lengths.
+        target.generation_config = GenerationConfig()
+        self.counts: Counter[str] = Counter()
         self.arguments = {} if speculative is None else {"speculative": speculative}
         self.target, self.end_ids, self.new_tokens, self.seed = target, list(end_ids), new_tokens, seed
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end_ids[0]
@@ -71,9 +92,7 @@ class LocalBackend:
             start = width - len(question.prompt_ids)
             ids[row, start:], mask[row, start:] = torch.tensor(question.prompt_ids), 1
         heat = questions[0].temperature
-        sampling = (
-            {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": 1.0} if heat > 0 else {"do_sample": False}
-        )
+        sampling = {"do_sample": True, "temperature": heat, **FULL_LAW} if heat > 0 else {"do_sample": False}
         seed = batch_seed(self.seed, questions)
         torch.manual_seed(seed)
         device = self.target.get_input_embeddings().weight.device
@@ -101,22 +120,23 @@ class EndpointBackend:
     Args:
         url: base url, such as `http://localhost:8000/v1`.
         model: the model's name there.
-        tokenizer: the target's.
-        end_ids: token ids that end an answer.
+        encoder: the target's tokenizer and template, and the token ids that end an answer.
         new_tokens: at most so many.
         seed: the run's seed.
         concurrency: requests under way at once.
         retries: further attempts after a failed one.
         api_key: sent as a bearer token if given.
         timeout: seconds a request may take.
+
+    Raises:
+        ValueError: if nothing tells which of several end ids closes an answer.
     """
 
     def __init__(
         self,
         url: str,
         model: str,
-        tokenizer: PreTrainedTokenizerBase,
-        end_ids: Sequence[int],
+        encoder: ChatEncoder,
         new_tokens: int,
         seed: int,
         concurrency: int = 32,
@@ -124,7 +144,8 @@ class EndpointBackend:
         api_key: str | None = None,
         timeout: float = 600.0,
     ):
-        self.url, self.model, self.tokenizer, self.end_ids = url.rstrip("/"), model, tokenizer, list(end_ids)
+        self.url, self.model, self.tokenizer = url.rstrip("/"), model, encoder.tokenizer
+        self.end_ids, self.closing_id = encoder.end_ids, encoder.closing_id()
         self.new_tokens, self.seed, self.retries, self.timeout = new_tokens, seed, retries, timeout
         self.headers = {"Content-Type": "application/json"} | (
             {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -148,10 +169,9 @@ class EndpointBackend:
             "max_tokens": self.new_tokens,
             "seed": seed,
             "temperature": question.temperature,
-            "top_p": 1.0,
+            "top_p": FULL_LAW["top_p"],
             "n": 1,
-            "return_token_ids": True,
-            "skip_special_tokens": False,
+            **BEYOND_OPENAI,
         }
         reply = self._post(body)
         choice = reply["choices"][0]
@@ -175,7 +195,7 @@ class EndpointBackend:
         return Answer(ended, finish, seed, retokenized=True)
 
     def _ended(self, ids: list[int], finish: str) -> list[int]:
-        return ids if finish != "stop" or (ids and ids[-1] in self.end_ids) else [*ids, self.end_ids[0]]
+        return ids if finish != "stop" or (ids and ids[-1] in self.end_ids) else [*ids, self.closing_id]
 
     def _post(self, body: Mapping[str, Any]) -> dict[str, Any]:
         request = urllib.request.Request(f"{self.url}/completions", json.dumps(body).encode(), self.headers)
@@ -186,7 +206,8 @@ class EndpointBackend:
             except urllib.error.HTTPError as error:
                 if error.code not in RETRIED:
                     said = error.read().decode(errors="replace")[:500]
-                    raise RuntimeError(f"{self.url} refused a request with status {error.code}: {said}") from error
+                    why = f"{self.url} refused a request with status {error.code}: {said}"
+                    raise RuntimeError(why + (STRICT if error.code in NOT_UNDERSTOOD else "")) from error
                 reason: Exception = error
             except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:  # also a reply cut short
                 reason = error

@@ -15,6 +15,16 @@ from torch.utils.data import Sampler
 BUCKET = 16  # rows whose lengths round up to the same multiple of this may meet in a batch
 
 
+def refuse_long_rows(lengths: Sequence[int], tokens_per_batch: int) -> None:
+    """Raise ValueError if a row of these lengths fits no batch."""
+    longest = max(lengths, default=0)
+    if longest > tokens_per_batch:
+        raise ValueError(
+            f"tokens_per_batch={tokens_per_batch} is less than the longest row ({longest} tokens); raise it or lower "
+            "max_length."
+        )
+
+
 class LengthBatches(Sampler[list[int]]):
     """Yields lists of at most `rows_per_batch` row numbers whose padded size stays within `tokens_per_batch`."""
 
@@ -47,11 +57,7 @@ class LengthBatches(Sampler[list[int]]):
         """
         if multiple % world_size:
             raise ValueError(f"multiple={multiple} must be a multiple of world_size={world_size}.")
-        if max(lengths, default=0) > tokens_per_batch:
-            raise ValueError(
-                f"tokens_per_batch={tokens_per_batch} is less than the longest row ({max(lengths)} tokens); raise it "
-                "or lower max_length."
-            )
+        refuse_long_rows(lengths, tokens_per_batch)
         self.lengths, self.tokens_per_batch = np.asarray(lengths, dtype=np.int64), tokens_per_batch
         self.bucketed = np.minimum(-(-self.lengths // BUCKET) * BUCKET, tokens_per_batch)
         self.seed, self.multiple, self.shuffle = seed, multiple, shuffle

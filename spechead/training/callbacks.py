@@ -51,6 +51,9 @@ class StopOnSignal(TrainerCallback):
             control.should_save = control.should_training_stop = True
             # An evaluation due at this step would outlast the time between SIGTERM and SIGKILL.
             control.should_evaluate = False
+            if args.save_total_limit == 1:
+                # With this limit the library ends a training by deleting every checkpoint but the best.
+                args.save_total_limit = 2
             logger.warning("SIGTERM: saving at step %d and stopping.", state.global_step)
 
     def restore(self) -> None:

@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, Any]
 EXAMPLES_KEPT = 3
+# A template refuses a chat with its own words or, where it did not foresee one, with Python's; serving/prompts.py
+# answers the same errors with a 400.
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,12 @@ class Skipped:
         kept = self.examples.setdefault(reason, [])
         if len(kept) < EXAMPLES_KEPT:
             kept.append(str(example)[:200])
+
+    def include(self, other: Skipped) -> None:
+        """Count what another process has left out as well."""
+        self.counts += other.counts
+        for reason, examples in other.examples.items():
+            self.examples[reason] = (self.examples.get(reason, []) + examples)[:EXAMPLES_KEPT]
 
     def lines(self) -> list[str]:
         """Return one line a reason: its count and its first example."""
@@ -80,26 +90,60 @@ class ChatEncoder:
         self.end_ids = frozenset(end_ids if end_ids is not None else [tokenizer.eos_token_id])
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a history with the generation prompt: what is fed when serving."""
+        """Return the ids of a history with the generation prompt: what is fed when serving.
+
+        Raises:
+            UnusableRow: if the template refuses the history.
+        """
         return self._render(messages, generation=True)
 
-    def _render(self, messages: Sequence[Message], generation: bool) -> list[int]:
-        return list(
-            self.tokenizer.apply_chat_template(
-                list(messages),
-                tokenize=True,
-                add_generation_prompt=generation,
-                return_dict=False,
-                **self.template_kwargs,
+    def closing_id(self) -> int:
+        """Return the end id that the template closes an answer with, else the tokenizer's EOS.
+
+        Raises:
+            ValueError: if there are several end ids and neither is one of them.
+        """
+        question, answer = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello"}
+        try:
+            before = self._render([question], generation=True)
+            after = self._render([question, answer], generation=False)
+        except UnusableRow:  # wants a system message, say
+            before = after = []
+        # What both begin with is the user's turn, which may end with the same id.
+        both = enumerate(zip(before, after, strict=False))
+        behind = next((place for place, (one, other) in both if one != other), len(before))
+        ends = (token for token in after[behind:] if token in self.end_ids)
+        closing = next(ends, self.tokenizer.eos_token_id)
+        if closing in self.end_ids:
+            return int(closing)
+        if len(self.end_ids) > 1:
+            raise ValueError(
+                f"None of the end ids {sorted(self.end_ids)} is what the chat template closes an answer with, nor the "
+                f"tokenizer's eos_token_id={closing}. Set tokenizer.eos_token to the one that ends an answer."
             )
-        )
+        return next(iter(self.end_ids))
+
+    def _render(self, messages: Sequence[Message], generation: bool) -> list[int]:
+        try:
+            return list(
+                self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tokenize=True,
+                    add_generation_prompt=generation,
+                    return_dict=False,
+                    **self.template_kwargs,
+                )
+            )
+        except TEMPLATE_ERRORS as error:
+            reason = f"the chat template refuses it ({type(error).__name__}: {str(error)[:100]})"
+            raise UnusableRow(reason) from error
 
     def rows(self, messages: Sequence[Message]) -> list[TokenRow]:
         """Return the rows of one chat, each with `0 < answer tokens < all tokens`.
 
         Raises:
             UnusableRow: if the chat's roles or contents are not those of a chat, it has no answer, or the template
-                does not continue its own generation prompt.
+                refuses it or does not continue its own generation prompt.
         """
         check_messages(messages)
         turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]

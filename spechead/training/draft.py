@@ -18,21 +18,28 @@ from datasets import Dataset
 from peft import LoraConfig
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 from trl import DistillationConfig, DistillationTrainer
 
 from ..demo_target import resolve_target
 from ..hub.provenance import RECIPE_FILE
+from .arguments import DeviceDefaults
 from .callbacks import CurveAndLog, StopOnSignal
 from .chat import Skipped, UnusableRow, check_messages, messages_of
+from .checkpoints import open_output, settings_of
 from .draft_answers import ANSWERS_DIRECTORY, learn_answers
 from .recipe import as_mapping, at_least_one, parse, save_recipe
-from .rows import load_sources
+from .rows import hash_of, load_sources
 from .run import Outcome
 from .sources import load_target, load_tokenizer
 
 logger = logging.get_logger(__name__)
+
+# Of TRL's arguments and the library's, what decides a draft besides what decides any run.
+DECIDING = (
+    *("beta", "lmbda", "max_completion_length", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("temperature", "top_k", "top_p"),
+)
 
 
 @dataclass
@@ -85,7 +92,7 @@ class DraftArguments:
 
 
 @dataclass
-class DraftTrainingArguments(DistillationConfig):
+class DraftTrainingArguments(DeviceDefaults, DistillationConfig):
     """TRL's DistillationConfig with the defaults of a draft's training."""
 
     output_dir: str = field(default="draft", metadata={"help": "Where checkpoints, logs and the draft go."})
@@ -194,8 +201,9 @@ def distill_draft(argv: Sequence[str] | None = None) -> Outcome:
             peft_config=lora,
             callbacks=[stop, CurveAndLog(output)],
         )
-        last = get_last_checkpoint(str(output)) if asked.resume and output.is_dir() else None
-        trainer.train(resume_from_checkpoint=last)
+        deciding = {name: getattr(training, name, None) for name in DECIDING}
+        told = settings_of(training, asked, prompts=hash_of(own_prompts["prompt"][:]), **deciding)
+        trainer.train(resume_from_checkpoint=open_output(output, asked.resume, told, training.process_index == 0))
     finally:
         stop.restore()
     if stop.stopped:

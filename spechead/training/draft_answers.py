@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset, Features, List, Value
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from ..demo_target import cache_directory
+from .checkpoints import open_output, settings_of
 from .recipe import as_mapping
 from .rows import Rows, prepare_rows
 from .sources import end_ids
@@ -59,11 +59,11 @@ def learn_answers(
 
     Returns:
         The draft; where a callback stopped the run early, it is not saved and the same command goes on.
+
+    Raises:
+        ValueError: if an earlier run of this step was told something else.
     """
     directory = Path(training.output_dir) / ANSWERS_DIRECTORY
-    if asked.resume and (directory / "config.json").exists():
-        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, dtype=draft.dtype)
-        return loaded
     arguments = SFTConfig(
         output_dir=str(directory),
         num_train_epochs=asked.answers_epochs,
@@ -82,6 +82,12 @@ def learn_answers(
         as_mapping("template_kwargs", asked.template_kwargs),
         end_ids(asked, tokenizer),
     )
+    made_of = {name: getattr(asked, name) for name in ("target", "target_revision", "draft", "keep_every")}
+    told = settings_of(arguments, rows=rows.key, batch=asked.answers_batch_size, **made_of)
+    last = open_output(directory, asked.resume, told, training.process_index == 0)
+    if (directory / "config.json").exists():
+        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(directory, dtype=draft.dtype)
+        return loaded
     trainer = SFTTrainer(
         model=draft,
         args=arguments,
@@ -89,7 +95,6 @@ def learn_answers(
         processing_class=tokenizer,
         callbacks=callbacks,
     )
-    last = get_last_checkpoint(str(directory)) if asked.resume and directory.is_dir() else None
     trainer.train(resume_from_checkpoint=last)
     if trainer.state.global_step >= trainer.state.max_steps:
         trainer.save_model(str(directory))

@@ -57,9 +57,14 @@ def dry_run(
     )
     head = sum(weight.numel() for weight in trainer.model.head.parameters())
     disk = 12 * head * (1 + (args.save_total_limit or 1)) + 2 * head
+    store = sources.planned_bytes
     if sources.store is not None:
-        disk += store_bytes(rows.lengths(), sources.store.index)
-    lines.append(f"Disk: {disk / 1e9:.2f} GB (checkpoints, head, feature store if any).")
+        store = store_bytes(rows.lengths(), sources.store.index)
+    if sources.planned_bytes:
+        lines.append(
+            f"Feature store: {store / 1e9:.2f} GB, not written yet; the target's forwards are part of the times above."
+        )
+    lines.append(f"Disk: {(disk + store) / 1e9:.2f} GB (checkpoints, head, feature store if any).")
     lines.append(f"Peak memory so far: {peak_memory() / 2**30:.2f} GB.")
     return lines
 

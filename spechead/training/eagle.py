@@ -12,7 +12,7 @@ features it reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ..heads.eagle3 import Eagle3Head
 from .batch import chains
 from .ends import TargetEnds
 from .features import final_tap
-from .losses import TargetLaw, soft_cross_entropy
+from .losses import LogitRows, soft_cross_entropy
 from .objective import Objective
 from .sampled import SampledRows
 
@@ -124,11 +124,10 @@ class Eagle3Objective(Objective):
         kept: Sequence[int] | Tensor | None = None,
     ):
         super().__init__(head, depths, decay)
-        rows = ends.lm_head.weight[head.draft_to_target.to(ends.lm_head.weight.device)]
         self.final = final_tap(ends.config)
         # A plain attribute: the target's rows are no part of the module, its state or its gradients.
-        self.law = TargetLaw(rows.detach().clone(), ends.rule)
-        self.sampled = SampledRows(len(rows), kept) if kept is not None else None
+        self.law = LogitRows.frozen(ends.lm_head, ends.rule).take(head.draft_to_target)
+        self.sampled = SampledRows(len(head.draft_to_target), kept) if kept is not None else None
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -158,15 +157,14 @@ class Eagle3Objective(Objective):
         normed = outputs if self.head.config.norm_output else self.head.norm(outputs)
         real = gathered.real
         reached = gathered.depths[real]  # [T, J]
-        lm_head: Any = getattr(self.head, "lm_head", None) or self.head.shared("lm_head")
-        weight, law = lm_head.weight, self.law
+        lm_heads, law = self.lm_heads(), self.law
         wanted = self.head.target_to_draft[gathered.take(best[:, 1:-1])[real].long()]  # -1 where it cannot be drafted
         if self.sampled is not None and torch.is_grad_enabled():
-            ids, offsets = self.sampled.draw(wanted)
-            weight, law = weight[ids], law.rows(ids, offsets)
+            drawn = self.sampled.draw(wanted)
+            lm_heads, law = [lm_head.take(*drawn) for lm_head in lm_heads], law.take(*drawn)
         loss, by_depth, guess = soft_cross_entropy(
             normed[real],
-            weight,
+            lm_heads,
             gathered.take(states[:, 1:-1, -1])[real],
             gathered.take(mass[:, 1:-1])[real],
             reached * decay,
@@ -194,7 +192,7 @@ class EagleObjective(Objective):
     def __init__(self, head: EagleHead, ends: TargetEnds, noise: float = 0.1):
         super().__init__(head, depths=1, decay=1.0)
         self.noise = noise
-        self.law = TargetLaw(ends.lm_head.weight.detach(), ends.rule)
+        self.law = LogitRows.frozen(ends.lm_head, ends.rule)
 
     def forward(
         self, input_ids: Tensor, supervised: Tensor, states: Tensor, best: Tensor, mass: Tensor
@@ -211,7 +209,7 @@ class EagleObjective(Objective):
         wanted = gathered.take(final[:, 1:-1])[real]
         weights = output.new_ones(len(output), 1, dtype=torch.float32)
         law, by_depth, guess = soft_cross_entropy(
-            output[:, None], self.law.weight, wanted, gathered.take(mass[:, 1:-1])[real], weights, self.law
+            output[:, None], self.lm_heads(), wanted, gathered.take(mass[:, 1:-1])[real], weights, self.law
         )
         feature = F.smooth_l1_loss(output.float(), wanted.float(), reduction="none").mean(-1).sum()
         correct = (guess[:, 0] == gathered.take(best[:, 1:-1])[real]).sum()[None]

@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from ..heads.sizes import logit_scale
+
 ENDS_FILE = "target_ends.safetensors"
 RULE_FILE = "target_logits.json"
 
@@ -33,9 +35,7 @@ class LogitRule:
         """Read the rule from a target's config (Gemma's cap, Cohere's and Falcon-H1's multiplier, Granite's
         divisor)."""
         text = config.get_text_config()
-        scale = getattr(text, "logit_scale", None) or getattr(text, "lm_head_multiplier", None) or 1.0
-        divisor = getattr(text, "logits_scaling", None) or 1.0
-        return cls(scale=float(scale) / float(divisor), softcap=getattr(text, "final_logit_softcapping", None))
+        return cls(scale=logit_scale(text), softcap=getattr(text, "final_logit_softcapping", None))
 
     def __call__(self, product: Tensor) -> Tensor:
         """Apply the rule to float32 products of the LM head, any shape."""

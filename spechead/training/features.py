@@ -89,6 +89,13 @@ def needed_positions(length: int, spans: Sequence[Sequence[int]]) -> Tensor:
     return needed
 
 
+def new_index(key: str, target: PreTrainedModel, taps: Sequence[int], rows: RowTable) -> StoreIndex:
+    """Return the index of a store of these rows, of which none is written yet."""
+    dtype = str(next(target.parameters()).dtype).removeprefix("torch.")
+    hidden = int(target.config.get_text_config().hidden_size)
+    return StoreIndex(key, tuple(taps), hidden, dtype, len(rows), fingerprint(target))
+
+
 def write_store(
     directory: Path,
     key: str,
@@ -116,9 +123,7 @@ def write_store(
         ValueError: if the directory holds another store.
     """
     order = sorted(range(len(rows)), key=lambda number: (lengths[number], number))
-    dtype = str(next(target.parameters()).dtype).removeprefix("torch.")
-    hidden = int(target.config.get_text_config().hidden_size)
-    index = StoreIndex(key, tuple(taps), hidden, dtype, len(rows), fingerprint(target))
+    index = new_index(key, target, taps, rows)
     logger.warning(
         "Feature store %s: %d rows, %d tokens, %.2f GB.",
         directory,

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.state import PartialState
-from transformers.utils import logging
+from accelerate.utils import gather_object
+from huggingface_hub import ResolvedRevision
+from transformers.utils import logging, resolve_revision
 
+from ..demo_target import resolve_target
 from ..heads.fingerprint import fingerprint
-from .backends import EndpointBackend, LocalBackend
-from .chat import ChatEncoder, messages_of
-from .generations import AnswerLog, Backend, Interview, answer_all, check_provenance
+from .backends import FULL_LAW, EndpointBackend, LocalBackend
+from .chat import ChatEncoder, Skipped
+from .generations import AnswerLog, Backend, Interview, answer_all, repair_parts
 from .recipe import as_mapping, parse
 from .rows import hash_of, load_sources
 from .sources import end_ids, load_target, load_tokenizer
 
 logger = logging.get_logger(__name__)
+
+PROVENANCE_FILE = "provenance.json"
+NOT_COMPARED = ("versions", "target_commit")
+LONGEST_WAIT = timedelta(weeks=4)  # of a process that is done for one that still asks
 
 
 @dataclass
@@ -81,93 +91,109 @@ class BackendArguments:
             )
 
 
-def with_ids(data: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows, each with an id that no other has, the same at every start: its own, or its place; where two
-    sources count alike, the later one's starts with the source.
+def row_ids(data: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the rows' names, no two alike and the same at every start: its own id, or its place; where two sources
+    count alike, the later one's starts with the source.
 
     Raises:
         ValueError: if two rows of one source have the same id.
     """
-    rows: list[dict[str, Any]] = []
-    taken: set[str] = set()
+    names: dict[str, None] = {}  # keeps the order
     for place, row in enumerate(data):
         name = str(row["id"] if row.get("id") is not None else place)
-        if name in taken:
+        if name in names:
             name = f"{row.get('source', 'row')}:{name}"
-        if name in taken:
+        if name in names:
             raise ValueError(f"Two rows are called {name}; an answer is kept by its row's id, so each needs its own.")
-        taken.add(name)
-        rows.append({**row, "id": name})
-    return rows
+        names[name] = None
+    return list(names)
 
 
 def generate_data(argv: Sequence[str] | None = None) -> list[str]:
     """Answer prompts as `--config` and overrides say.
 
     Returns:
-        Lines to show: what was answered, skipped and dropped, and where it lies.
+        Lines to show: what all processes answered, skipped and dropped, and where it lies.
     """
     asked, how = parse((GenerateArguments, BackendArguments), argv)
-    state = PartialState(cpu=asked.use_cpu)
+    on_cpu = asked.use_cpu or not torch.accelerator.is_available()
+    state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
     tokenizer = load_tokenizer(asked)
-    ends = end_ids(asked, tokenizer)
-    encoder = ChatEncoder(tokenizer, asked.template_kwargs, ends)
+    encoder = ChatEncoder(tokenizer, asked.template_kwargs, end_ids(asked, tokenizer))
     data = load_sources(asked.data)
     if asked.limit is not None:
         data = data.select(range(min(asked.limit, len(data))))
+    names = row_ids(data.select_columns([name for name in ("id", "source") if name in data.column_names]))
     directory = Path(asked.output_dir)
-    backend, prints = make_backend(asked, how, tokenizer, ends, state.device)
+    backend, prints = make_backend(asked, how, encoder, state.device)
     directory.mkdir(parents=True, exist_ok=True)
     check_provenance(directory, provenance(asked, how, tokenizer, prints), state.is_main_process)
-    log = AnswerLog(directory, state.process_index)
+    if state.is_main_process:
+        repair_parts(directory)
     state.wait_for_everyone()
-    rows = with_ids(data)
-    own = rows[state.process_index :: state.num_processes]
-    interview = Interview(own, encoder, log, asked.temperatures, asked.seed, asked.max_prompt_tokens)
-    turns = max((count_turns(row) for row in own), default=0)
-    budget = how.tokens_per_batch
+    log = AnswerLog(directory, state.process_index)
+    state.wait_for_everyone()  # nobody writes while another still reads
+    own = range(state.process_index, len(data), state.num_processes)
+    interview = Interview(
+        data.select(own),
+        [names[place] for place in own],
+        encoder,
+        log,
+        asked.temperatures,
+        asked.seed,
+        asked.max_prompt_tokens,
+    )
     tokens = sum(
         answer_all(
             interview,
             backend,
-            log,
-            turns,
             how.rows_per_batch,
-            budget,
+            how.tokens_per_batch,
             asked.max_new_tokens,
             state.is_local_main_process,
         )
     )
-    lines = [
-        f"Process {state.process_index}: {tokens:,} answer tokens written to {log.path}.",
-        *interview.skipped.lines(),
+    return summary_lines(directory, gather_object([(tokens, interview.skipped, backend.counts)]))
+
+
+def summary_lines(directory: Path, results: Sequence[tuple[int, Skipped, Counter[str]]]) -> list[str]:
+    """Return what to show of the answer tokens, skipped rows and backend's counts of every process."""
+    skipped, counts = Skipped(), Counter[str]()
+    for _, left_out, counted in results:
+        skipped.include(left_out)
+        counts += counted
+    tokens = sum(written for written, _, _ in results)
+    return [
+        f"{tokens:,} answer tokens written to {directory} (processes: {len(results)}).",
+        *skipped.lines(),
+        *(f"  {count} answers or requests: {reason}" for reason, count in counts.items()),
     ]
-    if isinstance(backend, EndpointBackend):
-        lines += [f"  {count} answers or requests: {reason}" for reason, count in backend.counts.items()]
-    return lines
 
 
 def make_backend(
-    asked: GenerateArguments, how: BackendArguments, tokenizer: Any, ends: list[int], device: torch.device
+    asked: GenerateArguments, how: BackendArguments, encoder: ChatEncoder, device: torch.device
 ) -> tuple[Backend, dict[str, Any] | None]:
     """Return who answers, and the fingerprint of the target where it is loaded here."""
     if how.endpoint is not None:
         model = how.endpoint_model or asked.target
         key = os.environ.get(how.endpoint_key)
         backend = EndpointBackend(
-            how.endpoint, model, tokenizer, ends, asked.max_new_tokens, asked.seed, how.concurrency, how.retries, key
+            how.endpoint, model, encoder, asked.max_new_tokens, asked.seed, how.concurrency, how.retries, key
         )
         return backend, None
     target = load_target(asked, device)
-    print_of_target = fingerprint(target)
-    return LocalBackend(target, tokenizer, ends, asked.max_new_tokens, asked.seed, how.speculative), print_of_target
+    prints = fingerprint(target)
+    ends = sorted(encoder.end_ids)
+    return LocalBackend(target, encoder.tokenizer, ends, asked.max_new_tokens, asked.seed, how.speculative), prints
 
 
 def provenance(asked: GenerateArguments, how: BackendArguments, tokenizer: Any, prints: Any) -> dict[str, Any]:
     """Return what makes a run's answers what they are."""
+    revision = resolve_revision(resolve_target(asked.target), asked.target_revision)
     return {
         "target": asked.target,
         "target_revision": asked.target_revision,
+        "target_commit": revision.resolved if isinstance(revision, ResolvedRevision) else None,  # None: a directory
         "target_fingerprint": prints,
         "dtype": asked.dtype,
         "backend": how.endpoint or "transformers",
@@ -177,8 +203,7 @@ def provenance(asked: GenerateArguments, how: BackendArguments, tokenizer: Any, 
         "template": hash_of(tokenizer.chat_template),
         "template_kwargs": asked.template_kwargs,
         "temperatures": asked.temperatures,
-        "top_p": 1.0,
-        "top_k": 0,
+        **FULL_LAW,
         "seed": asked.seed,
         "max_new_tokens": asked.max_new_tokens,
         "max_prompt_tokens": asked.max_prompt_tokens,
@@ -186,9 +211,34 @@ def provenance(asked: GenerateArguments, how: BackendArguments, tokenizer: Any, 
     }
 
 
-def count_turns(row: dict[str, Any]) -> int:
-    """Return the user turns of a source row; 1 where it is unusable, so that it is counted as such."""
-    try:
-        return max(1, sum(message.get("role") == "user" for message in messages_of(row)))
-    except ValueError:
-        return 1
+def check_provenance(directory: Path, made_by: Mapping[str, Any], is_main: bool) -> None:
+    """Write what made a run's answers, or compare it with what made those that are there.
+
+    Versions may differ, and so may the commit: whether its weights are the same is the fingerprint's to say.
+
+    Raises:
+        ValueError: if the directory holds answers made otherwise, or by a version that did not record how.
+    """
+    path = directory / PROVENANCE_FILE
+    if not path.exists():
+        if is_main:
+            half = path.with_suffix(".half")  # other processes look at the same time
+            half.write_text(json.dumps(made_by, indent=1))
+            half.replace(path)
+        return
+    before = json.loads(path.read_text())
+    missing = [name for name in FULL_LAW if name not in before]
+    if missing:
+        raise ValueError(
+            f"{directory} holds answers of a version that did not record {', '.join(missing)}, so the target's "
+            "generation config may have set them: give another output directory, or if it sets none of them add "
+            f"{', '.join(f'{json.dumps(name)}: {FULL_LAW[name]}' for name in missing)} to {path}."
+        )
+    changed = [name for name in made_by if name not in NOT_COMPARED and before.get(name) != made_by[name]]
+    if changed:
+        raise ValueError(
+            f"{directory} holds answers made with other settings ({', '.join(changed)}): give another output "
+            "directory, or the same settings to go on."
+        )
+    if before.get("target_commit") not in (None, made_by["target_commit"]):
+        logger.warning("%s: earlier answers are of commit %s of the target.", directory, before["target_commit"])

@@ -2,22 +2,26 @@
 none.
 
 Each process appends to its own `part-*.jsonl`; a line is one answer with its prompt's and its own token ids, EOS
-included. On start every process reads all parts, drops a half-written last line, and skips what is there, whatever
-number of processes wrote it. Chats with several user turns are answered turn by turn, each on the target's own earlier
-answers.
+included. On start one process cuts half-written last lines off all parts, then every process notes which answers are
+there and skips them, whatever number of processes wrote them. Chats with several user turns are answered turn by turn,
+each on the target's own earlier answers, a window of rows at a time: what is in memory does not grow with the data.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import mmap
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from datasets import Dataset
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # ships no types
 from transformers.utils import logging
 
@@ -26,7 +30,12 @@ from .rows import hash_of
 
 logger = logging.get_logger(__name__)
 
-PROVENANCE_FILE = "provenance.json"
+WINDOW_ROWS = 4096  # held at once: many batches to sort by length, about 100 MB of prompts
+
+
+def key_of(row_id: str, turn: int) -> str:
+    """Return the name of a turn, unique in a run."""
+    return f"{row_id}#{turn}"
 
 
 @dataclass(frozen=True)
@@ -41,8 +50,8 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Name of the turn, unique in a run."""
-        return f"{self.row_id}#{self.turn}"
+        """The turn's name."""
+        return key_of(self.row_id, self.turn)
 
 
 @dataclass(frozen=True)
@@ -56,29 +65,47 @@ class Answer:
 
 
 class Backend(Protocol):
-    """Answers a batch of questions of one temperature; None where an answer had to be dropped."""
+    """Answers a batch of questions of one temperature; None where an answer had to be dropped.
+
+    Attributes:
+        counts: what became of answers and requests, by reason.
+    """
+
+    counts: Counter[str]
 
     def answer(self, questions: Sequence[Question]) -> list[Answer | None]:
         """Return one answer a question, in order."""
 
 
 class AnswerLog:
-    """The answers of a run on disk: all parts are read, one is appended to."""
+    """The answers of a run on disk: all parts are read, one is appended to, and in memory is only where each lies."""
 
     def __init__(self, directory: Path, rank: int = 0):
         directory.mkdir(parents=True, exist_ok=True)
-        self.directory, self.path = directory, directory / f"part-{rank:05d}.jsonl"
-        if self.path.exists():
-            drop_half_line(self.path)
-        self.answers: dict[str, dict[str, Any]] = {}
+        self.path = directory / f"part-{rank:05d}.jsonl"
+        self._places: dict[str, tuple[Path, int]] = {}  # part, and first byte of the line
         for part in sorted(directory.glob("part-*.jsonl")):
-            for line in part.read_text().splitlines(keepends=True):
-                if line.endswith("\n"):
+            start = 0
+            with part.open("rb") as lines:
+                for line in lines:
                     record = json.loads(line)
-                    self.answers[f"{record['id']}#{record['turn']}"] = record
+                    self._places[key_of(record["id"], record["turn"])] = part, start
+                    start += len(line)
 
     def __contains__(self, key: str) -> bool:
-        return key in self.answers
+        return key in self._places
+
+    def response_ids(self, key: str) -> list[int] | None:
+        """Read an answer back; None where it was dropped.
+
+        Raises:
+            KeyError: if the turn was never answered.
+        """
+        part, start = self._places[key]
+        with part.open("rb") as lines:
+            lines.seek(start)
+            ids: list[int] | None = json.loads(lines.readline())["response_ids"]
+        return ids
 
     def add(self, questions: Iterable[Question], answers: Iterable[Answer | None]) -> int:
         """Append a batch's answers in one write; dropped ones are kept without ids, so they are not asked again.
@@ -87,32 +114,40 @@ class AnswerLog:
             The number of answer tokens written.
         """
         lines, tokens = [], 0
-        for question, answer in zip(questions, answers, strict=True):
-            record: dict[str, Any] = {
-                "id": question.row_id,
-                "turn": question.turn,
-                "source": question.source,
-                "temperature": question.temperature,
-                "prompt_ids": question.prompt_ids,
-            } | (asdict(answer) if answer is not None else {"response_ids": None, "finish": "dropped"})
-            self.answers[question.key] = record
-            tokens += len(record["response_ids"] or [])
-            lines.append(json.dumps(record) + "\n")
-        with self.path.open("a") as part:
-            part.write("".join(lines))
+        with self.path.open("ab") as part:
+            start = part.tell()
+            for question, answer in zip(questions, answers, strict=True):
+                record: dict[str, Any] = {
+                    "id": question.row_id,
+                    "turn": question.turn,
+                    "source": question.source,
+                    "temperature": question.temperature,
+                    "prompt_ids": question.prompt_ids,
+                } | (asdict(answer) if answer is not None else {"response_ids": None, "finish": "dropped"})
+                lines.append(json.dumps(record).encode() + b"\n")
+                self._places[question.key] = self.path, start
+                start += len(lines[-1])
+                tokens += len(record["response_ids"] or [])
+            part.write(b"".join(lines))
             part.flush()
             os.fsync(part.fileno())
         return tokens
 
 
-def drop_half_line(path: Path) -> None:
-    """Cut a file after its last newline: what follows was being written when the process was killed."""
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        logger.warning("%s: dropping a half-written answer; it is asked again.", path)
-        with path.open("r+b") as part:
-            part.truncate(whole)
+def repair_parts(directory: Path) -> None:
+    """Cut every part after its last newline: what follows was being written when its process was killed.
+
+    To be called by one process, before any of them writes.
+    """
+    for path in sorted(directory.glob("part-*.jsonl")):
+        size = path.stat().st_size
+        if not size:  # an empty file cannot be mapped
+            continue
+        with path.open("rb") as part, mmap.mmap(part.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            whole = content.rfind(b"\n") + 1
+        if whole < size:
+            logger.warning("%s: dropping a half-written answer; it is asked again.", path)
+            os.truncate(path, whole)
 
 
 def temperature_of(row_id: str, turn: int, temperatures: Sequence[float], seed: int) -> float:
@@ -125,7 +160,8 @@ class Interview:
     """Which turns of which rows are asked next.
 
     Args:
-        rows: source rows with `messages`, `conversations` or `prompt`.
+        rows: source rows with `messages`, `conversations` or `prompt`; they stay on disk.
+        row_ids: their names, all different.
         encoder: renders histories.
         log: answers so far.
         temperatures: the mix.
@@ -135,60 +171,76 @@ class Interview:
 
     def __init__(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Dataset,
+        row_ids: Sequence[str],
         encoder: ChatEncoder,
         log: AnswerLog,
         temperatures: Sequence[float],
         seed: int,
         max_prompt_tokens: int,
     ):
-        self.rows, self.encoder, self.log, self.skipped = rows, encoder, log, Skipped()
+        self.rows, self.row_ids, self.encoder, self.log, self.skipped = rows, row_ids, encoder, log, Skipped()
         self.temperatures, self.seed, self.max_prompt_tokens = temperatures, seed, max_prompt_tokens
 
-    def questions(self, turn: int) -> list[Question]:
-        """Return the questions of the `turn`-th user turn that are not answered yet."""
+    def windows(self) -> Iterator[dict[str, dict[str, Any]]]:
+        """Yield the rows by name, `WINDOW_ROWS` at a time."""
+        for start in range(0, len(self.row_ids), WINDOW_ROWS):
+            names = self.row_ids[start : start + WINDOW_ROWS]
+            yield {name: self.rows[place] for place, name in enumerate(names, start)}
+
+    def questions(self, rows: dict[str, dict[str, Any]], turn: int) -> list[Question]:
+        """Return the questions of the `turn`-th user turn that are not answered yet.
+
+        Rows that have no such turn, or that cannot be asked it (which is counted), are taken out of `rows`.
+        """
         asked = []
-        for place, row in enumerate(self.rows):
-            row_id = str(row["id"] if row.get("id") is not None else place)
-            if f"{row_id}#{turn}" in self.log:
+        for row_id, row in list(rows.items()):
+            if key_of(row_id, turn) in self.log:
                 continue
+            prompt = None
             try:
-                history = self._history(row, row_id, turn)
+                prompt = self._prompt(row_id, row, turn)
             except UnusableRow as reason:
-                if turn == 0:
-                    self.skipped.add(str(reason), row)
-                continue
-            if history is None:
-                continue
-            prompt = self.encoder.prompt(history)
-            if len(prompt) > self.max_prompt_tokens:
-                self.skipped.add(f"a history of more than {self.max_prompt_tokens} tokens", row)
-                continue
-            heat = temperature_of(row_id, turn, self.temperatures, self.seed)
-            asked.append(Question(row_id, turn, str(row.get("source", "")), heat, prompt))
+                self.skipped.add(str(reason), row)
+            if prompt is None:
+                del rows[row_id]
+            else:
+                heat = temperature_of(row_id, turn, self.temperatures, self.seed)
+                asked.append(Question(row_id, turn, str(row.get("source", "")), heat, prompt))
         return asked
 
-    def _history(self, row: Mapping[str, Any], row_id: str, turn: int) -> list[dict[str, str]] | None:
-        """Return the messages up to the `turn`-th user turn with the target's own answers, None if there is no such
-        turn."""
+    def _prompt(self, row_id: str, row: Mapping[str, Any], turn: int) -> list[int] | None:
+        """Return the rendered history up to the `turn`-th user turn, on the target's own answers; None if there is no
+        such turn."""
         messages = messages_of(row)
         users = [message for message in messages if message.get("role") == "user"]
+        history = [message for message in messages[:1] if message.get("role") == "system"]
         if not users or any(not isinstance(user.get("content"), str) or not user["content"].strip() for user in users):
             raise UnusableRow("no user turn with text")
+        if any(not isinstance(message.get("content"), str) for message in history):
+            raise UnusableRow("a system message without text")
         if turn >= len(users):
             return None
-        history = [message for message in messages[:1] if message.get("role") == "system"]
         for place, user in enumerate(users[: turn + 1]):
             history.append({"role": "user", "content": user["content"]})
             if place < turn:
-                record = self.log.answers.get(f"{row_id}#{place}")
-                if record is None or record["response_ids"] is None:
-                    return None
-                text = self.encoder.tokenizer.decode(record["response_ids"], skip_special_tokens=True)
+                ids = self.log.response_ids(key_of(row_id, place))
+                text = self.encoder.tokenizer.decode(ids or [], skip_special_tokens=True)
                 if not text.strip():
-                    return None
+                    raise UnusableRow("a turn that follows a dropped or empty answer (and those after it)")
                 history.append({"role": "assistant", "content": text})
-        return history
+        prompt = self.encoder.prompt(history)
+        if len(prompt) > self.max_prompt_tokens:
+            raise UnusableRow(f"a history of more than {self.max_prompt_tokens} tokens")
+        return prompt
+
+
+def count_turns(row: Mapping[str, Any]) -> int:
+    """Return the user turns of a source row; 0 where it is unusable."""
+    try:
+        return sum(message.get("role") == "user" for message in messages_of(row))
+    except UnusableRow:
+        return 0
 
 
 def batches(
@@ -218,45 +270,30 @@ def batch_seed(seed: int, batch: Sequence[Question]) -> int:
     return int(hash_of([seed, [question.key for question in batch]])[:8], 16)
 
 
-def check_provenance(directory: Path, provenance: Mapping[str, Any], is_main: bool) -> None:
-    """Write what made a run's answers, or compare it with what made those that are there.
-
-    Raises:
-        ValueError: if the directory holds answers made otherwise.
-    """
-    path = directory / PROVENANCE_FILE
-    if path.exists():
-        before = json.loads(path.read_text())
-        changed = [name for name in provenance if name != "versions" and before.get(name) != provenance[name]]
-        if changed:
-            raise ValueError(
-                f"{directory} holds answers made with other settings ({', '.join(changed)}): give another output "
-                "directory, or the same settings to go on."
-            )
-    elif is_main:
-        path.write_text(json.dumps(provenance, indent=1))
-
-
 def answer_all(
     interview: Interview,
     backend: Backend,
-    log: AnswerLog,
-    turns: int,
     rows_per_batch: int,
     tokens_per_batch: int,
     new_tokens: int,
     show: bool,
 ) -> Iterator[int]:
-    """Ask turn by turn and batch by batch, yielding the answer tokens of each batch as soon as it is on disk."""
+    """Ask window by window, turn by turn and batch by batch, yielding the answer tokens of each batch as soon as it is
+    on disk."""
     start, total = time.monotonic(), 0
-    for turn in range(turns):
-        pending = batches(interview.questions(turn), rows_per_batch, tokens_per_batch, new_tokens)
-        with tqdm(
-            total=sum(len(batch) for batch in pending), desc=f"turn {turn + 1}", unit="row", disable=not show
-        ) as bar:
-            for batch in pending:
-                tokens = log.add(batch, backend.answer(batch))
-                total += tokens
-                bar.set_postfix_str(f"{total / (time.monotonic() - start):.0f} tokens/s")
-                bar.update(len(batch))
-                yield tokens
+    turns = sum(map(count_turns, interview.rows)) if show else None
+    with tqdm(total=turns, unit="turn", disable=not show) as bar:
+        for rows in interview.windows():
+            left = sum(map(count_turns, rows.values()))
+            for turn in itertools.count():
+                pending = batches(interview.questions(rows, turn), rows_per_batch, tokens_per_batch, new_tokens)
+                if not rows:
+                    break
+                for batch in pending:
+                    tokens = interview.log.add(batch, backend.answer(batch))
+                    total += tokens
+                    bar.set_postfix_str(f"{total / (time.monotonic() - start):.0f} tokens/s")
+                    bar.update(len(batch))
+                    left -= len(batch)
+                    yield tokens
+            bar.update(left)  # answered earlier, or skipped

@@ -4,7 +4,8 @@ Head k (from 0) reads the final state of token i and predicts token i+2+k. Seen 
 i+k, head k reads state e-k: the heads of one entry share the target's law, as the depths of an EAGLE entry do, and are
 trained where decoding can use them: on chains of answer tokens from i+1 on.
 
-The LM head is the target's and frozen; with `kept` rows the softmax is a sampled one (see `sampled.py`).
+The LM head is the target's and frozen, or each head's own; with `kept` rows the softmax is a sampled one (see
+`sampled.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..heads.medusa import MedusaHeads
 from .batch import chains
 from .eagle import gather_entries
 from .ends import TargetEnds
-from .losses import TargetLaw, soft_cross_entropy
+from .losses import LogitRows, soft_cross_entropy
 from .objective import Objective
 from .sampled import SampledRows
 
@@ -35,7 +36,7 @@ class MedusaObjective(Objective):
 
     def __init__(self, heads: MedusaHeads, ends: TargetEnds, decay: float = 0.8, kept: Sequence[int] | None = None):
         super().__init__(heads, heads.config.num_heads, decay)
-        self.law = TargetLaw(ends.lm_head.weight.detach(), ends.rule)
+        self.law = LogitRows.frozen(ends.lm_head, ends.rule)
         self.sampled = SampledRows(len(self.law.weight), kept) if kept is not None else None
 
     def forward(
@@ -56,12 +57,13 @@ class MedusaObjective(Objective):
         hidden = torch.stack(outputs, dim=1)  # [T, K, H]
         reached = gathered.depths[real]
         chosen = gathered.take(best[:, 1:-1])[real]
-        law = self.law
+        lm_heads, law = self.lm_heads(), self.law
         if self.sampled is not None and torch.is_grad_enabled():
-            law = self.law.rows(*self.sampled.draw(chosen))
+            drawn = self.sampled.draw(chosen)
+            lm_heads, law = [lm_head.take(*drawn) for lm_head in lm_heads], law.take(*drawn)
         loss, by_depth, guess = soft_cross_entropy(
             hidden,
-            law.weight,
+            lm_heads,
             gathered.take(final[:, 1:-1])[real],
             gathered.take(mass[:, 1:-1])[real],
             reached * self.decay,

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ..heads.base import Head
+from ..heads.medusa import MedusaHeads
+from .ends import LogitRule
+from .losses import LogitRows
 
 
 class Objective(nn.Module):
@@ -35,3 +38,14 @@ class Objective(nn.Module):
     def taps(self) -> tuple[int, ...]:
         """Hidden states that a batch must bring, the final one last."""
         return self.head.taps
+
+    def lm_heads(self) -> list[LogitRows]:
+        """Return what `head.logits` applies to its states when decoding: one LM head for all depths, or one a depth.
+
+        A shared one is the target's with its bias, and frozen; own ones are trained. Both come with the head's scale.
+        """
+        rule = LogitRule(scale=self.head.config.logit_scale)
+        if self.head.config.share_lm_head:
+            return [LogitRows.frozen(self.head.shared("lm_head"), rule)]
+        own = self.head.lm_heads if isinstance(self.head, MedusaHeads) else [self.head.lm_head]
+        return [LogitRows(lm_head.get_parameter("weight"), rule) for lm_head in own]

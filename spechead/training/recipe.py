@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import TrainingArguments
 from trl import TrlParser
 
 from ..demo_target import cache_directory
+from .arguments import default_of, said_of
 
 FEATURES = ("online", "store")
 
@@ -57,6 +57,11 @@ class DataArguments:
         at_least_one(max_length=self.max_length)
         if self.features not in FEATURES:
             raise ValueError(f"features={self.features!r} is unknown; give one of {', '.join(FEATURES)}.")
+        if self.store is not None and self.features == "online":
+            raise ValueError(
+                f"store={self.store} is neither read nor written with features: online; say features: store, or leave "
+                "it out."
+            )
         if not 0.0 < self.held_out < 1.0:
             raise ValueError(
                 f"held_out={self.held_out} must lie between 0 and 1: the best head is chosen on held-out rows."
@@ -87,6 +92,16 @@ class RunArguments:
 
     def __post_init__(self) -> None:
         at_least_one(tokens_per_batch=self.tokens_per_batch, rows_per_batch=self.rows_per_batch)
+        if self.acceptance_prompts < 0:
+            raise ValueError(f"acceptance_prompts={self.acceptance_prompts} must be at least 0 (none).")
+        if self.acceptance_new_tokens < 2:
+            raise ValueError(
+                f"acceptance_new_tokens={self.acceptance_new_tokens} leaves nothing to draft: the first new token is "
+                "the prompt's own. Give at least 2, or acceptance_prompts: 0 for no measurement."
+            )
+
+
+OF_EAGLE3 = ("depths", "decay", "draft_vocab_size", "softmax_rows", "first_depth_share")
 
 
 @dataclass
@@ -121,18 +136,16 @@ class EagleArguments:
         at_least_one(depths=self.depths, draft_vocab_size=self.draft_vocab_size, softmax_rows=self.softmax_rows)
         check_decay(self.decay)
         if self.init_head is not None:
-            refuse_beside_init_head(draft_vocab_size=self.draft_vocab_size, head=self.head or None)
+            refuse_beside_init_head(self, "draft_vocab_size", "head")
         if not 0.0 <= self.first_depth_share < 1.0:
             raise ValueError(f"first_depth_share={self.first_depth_share} must be at least 0 and below 1.")
-        if self.method == "eagle":
-            of_eagle3 = ("depths", "decay", "draft_vocab_size", "softmax_rows", "first_depth_share")
-            defaults = {entry.name: entry.default for entry in dataclasses.fields(self)}
-            given = [f"{name}={getattr(self, name)}" for name in of_eagle3 if getattr(self, name) != defaults[name]]
-            if given:
-                raise ValueError(
-                    f"{', '.join(given)} mean nothing to method='eagle', which trains one depth over the whole "
-                    "vocabulary; leave them out."
-                )
+        refuse_twice(self, "draft_vocab_size")
+        given = said_of(self, *OF_EAGLE3) if self.method == "eagle" else said_of(self, "noise")
+        if given:
+            why = "trains one depth over the whole vocabulary" if self.method == "eagle" else "reads true features"
+            raise ValueError(
+                f"{', '.join(given)} mean nothing to method={self.method!r}, which {why}; leave them out."
+            )
 
 
 @dataclass
@@ -151,8 +164,9 @@ class MedusaArguments:
         self.head = as_mapping("head", self.head)
         at_least_one(num_heads=self.num_heads, softmax_rows=self.softmax_rows)
         check_decay(self.decay)
+        refuse_twice(self, "num_heads")
         if self.init_head is not None:
-            refuse_beside_init_head(head=self.head or None)
+            refuse_beside_init_head(self, "num_heads", "head")
 
 
 def at_least_one(**counts: int | None) -> None:
@@ -168,39 +182,18 @@ def check_decay(decay: float) -> None:
         raise ValueError(f"decay={decay} must be above 0 and at most 1.")
 
 
-def refuse_beside_init_head(**given: Any) -> None:
-    """Raise ValueError for what a head that is gone on with has decided already."""
-    said = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+def refuse_beside_init_head(arguments: Any, *names: str) -> None:
+    """Raise ValueError for fields that a head that is gone on with has decided already."""
+    said = said_of(arguments, *names)
     if said:
         raise ValueError(f"{', '.join(said)}: init_head keeps its own; leave it out, or train without init_head.")
 
 
-@dataclass
-class HeadTrainingArguments(TrainingArguments):
-    """transformers' TrainingArguments with the defaults of a head's training."""
-
-    output_dir: str = field(default="head", metadata={"help": "Where checkpoints, logs and the head go."})
-    learning_rate: float = field(default=1e-3, metadata={"help": "Peak learning rate."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Schedule."})
-    warmup_steps: float = field(default=0.02, metadata={"help": "Steps of warm-up, or their share."})
-    adam_beta2: float = field(default=0.95, metadata={"help": "AdamW's second beta."})
-    max_grad_norm: float = field(default=1.0, metadata={"help": "Gradient clipping."})
-    bf16: bool = field(default=True, metadata={"help": "Autocast to bfloat16; weights and optimiser stay float32."})
-    logging_steps: float = field(default=20, metadata={"help": "Steps between log lines."})
-    eval_strategy: str = field(default="steps", metadata={"help": "When to evaluate."})
-    eval_steps: float | None = field(default=200, metadata={"help": "Steps between evaluations."})
-    save_strategy: str = field(default="steps", metadata={"help": "When to save."})
-    save_steps: float = field(default=200, metadata={"help": "Steps between checkpoints."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept besides the best."})
-    load_best_model_at_end: bool = field(default=True, metadata={"help": "Ship the best head, not the last."})
-    metric_for_best_model: str | None = field(
-        default="auto", metadata={"help": "auto: the measured acceptance length, or the expected one without prompts."}
-    )
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "The trainer stops at such a loss."})
-    ddp_find_unused_parameters: bool | None = field(
-        default=False, metadata={"help": "Every parameter is always used."}
-    )
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Batches carry more than labels."})
+def refuse_twice(arguments: Any, name: str) -> None:
+    """Raise ValueError for a field that `head` says as well."""
+    said = said_of(arguments, name)
+    if said and name in arguments.head:
+        raise ValueError(f"{said[0]} and head={arguments.head!r} both say {name}; give one of them.")
 
 
 def as_mapping(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:
@@ -279,16 +272,19 @@ def refuse_unknown(name: str, known: Sequence[str], where: str) -> None:
 
 
 def save_recipe(path: Path, *arguments: Any) -> None:
-    """Write everything that differs from its default, so that `--config` on this file repeats the run."""
+    """Write everything that differs from its default, so that `--config` on this file repeats the run.
+
+    On what device it ran is left out unless it was said; in which arithmetic never is.
+    """
     said: dict[str, Any] = {}
     for part in arguments:
         for entry in dataclasses.fields(part):
             value = getattr(part, entry.name)
-            factory: Any = entry.default_factory
-            default = entry.default if factory is dataclasses.MISSING else factory()
             value = value.value if isinstance(value, Enum) else value
             plain = value if isinstance(value, bool | int | float | str | list | dict) else None
-            if plain is not None and plain != default and plain not in ({}, []) and entry.init:
+            if entry.name in getattr(part, "unsaid", ()) or not entry.init:
+                continue
+            if plain is not None and plain != default_of(entry) and plain not in ({}, []):
                 said[entry.name] = plain
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(said, sort_keys=True))

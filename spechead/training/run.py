@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, TrainerCallback, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from ..heads.base import Head
@@ -27,7 +26,10 @@ from ..heads.medusa import MedusaHeads
 from ..hub.provenance import RECIPE_FILE, write_digests
 from .acceptance import METRIC as ACCEPTANCE
 from .acceptance import MeasureAcceptance
+from .arguments import HeadTrainingArguments
+from .batching import refuse_long_rows
 from .callbacks import CurveAndLog, FirstDepthFirst, StopOnSignal
+from .checkpoints import open_output, settings_of
 from .dataset import RowDataset
 from .dry_run import dry_run
 from .eagle import Eagle3Objective, EagleObjective
@@ -39,7 +41,6 @@ from .probe import check_causality
 from .recipe import (
     DataArguments,
     EagleArguments,
-    HeadTrainingArguments,
     MedusaArguments,
     RunArguments,
     parse,
@@ -48,7 +49,7 @@ from .recipe import (
 from .rows import Rows, hash_of
 from .selection import draft_vocabulary, prompt_digests, report_coverage
 from .sources import Sources, load_config, load_rows, load_tokenizer, open_sources
-from .start import start_from_target
+from .start import loaded_head, start_from_target, start_lm_heads
 from .trainer import WEIGHTS, HeadTrainer
 
 logger = logging.get_logger(__name__)
@@ -73,7 +74,7 @@ def train_eagle(argv: Sequence[str] | None = None) -> Outcome:
     def build(config: PreTrainedConfig, rows: Rows) -> Head:
         kind, cls = (Eagle3Config, Eagle3Head) if method.method == "eagle3" else (EagleConfig, EagleHead)
         if method.init_head is not None:
-            return loaded_head(method.init_head, cls)
+            return loaded_head(method.init_head, cls, config)
         vocab_size = int(config.get_text_config().vocab_size)
         size = min(method.draft_vocab_size or vocab_size, vocab_size)
         chosen = {"draft_vocab_size": size} if cls is Eagle3Head else {}
@@ -101,28 +102,18 @@ def train_medusa(argv: Sequence[str] | None = None) -> Outcome:
 
     def build(config: PreTrainedConfig, rows: Rows) -> Head:
         if method.init_head is not None:
-            return loaded_head(method.init_head, MedusaHeads)
+            return loaded_head(method.init_head, MedusaHeads, config)
         return MedusaHeads(MedusaConfig.for_target(config, **({"num_heads": method.num_heads} | method.head)))
 
     def objective(head: Head, ends: TargetEnds, rows: Rows) -> Objective:
+        if isinstance(head, MedusaHeads) and method.init_head is None:
+            start_lm_heads(head, ends.lm_head)
         ids = None
         if method.softmax_rows and method.softmax_rows < head.config.vocab_size:
             ids = draft_vocabulary(rows, method.softmax_rows, head.config.vocab_size)
         return MedusaObjective(head, ends, method.decay, ids)
 
     return Run(data, run, method, training).execute(build, objective, fresh=False)
-
-
-def loaded_head(path: str, cls: type[Head]) -> Head:
-    """Load the head of `init_head` in float32.
-
-    Raises:
-        ValueError: if it is of another kind.
-    """
-    head = load_head(path)
-    if not isinstance(head, cls):
-        raise ValueError(f"init_head={path} is a {type(head).__name__}; this recipe trains a {cls.__name__}.")
-    return head.float()
 
 
 class Run:
@@ -142,6 +133,7 @@ class Run:
         """
         tokenizer = load_tokenizer(self.data)
         rows = load_rows(self.data, tokenizer)
+        refuse_long_rows(rows.lengths(), self.run.tokens_per_batch)  # before a store is written for hours
         config = load_config(self.data)
         set_seed(self.training.seed)  # what the target does not give the head is drawn
         head = build(config, rows)
@@ -149,7 +141,6 @@ class Run:
         if isinstance(head, Eagle3Head) and self.training.process_index == 0:  # it reads all rows; one process saves
             covered = report_coverage(rows, head.draft_to_target)
         taps = tuple(sorted({*head.taps, final_tap(config)}))
-        with_acceptance = self.run.acceptance_prompts > 0 and self.training.process_index == 0
         sources = open_sources(
             self.data,
             rows,
@@ -157,7 +148,9 @@ class Run:
             taps,
             self.training.device,
             self.training.world_size,
-            want_target=with_acceptance or (fresh and self.training.world_size == 1),
+            started=f"started-{hash_of(head.config.to_diff_dict())}" if fresh else None,
+            acceptance=self.run.acceptance_prompts > 0 and self.training.process_index == 0,
+            dry_run=self.run.dry_run,
         )
         head.bind(sources.ends, match_dtype=False)
         if fresh:
@@ -172,8 +165,11 @@ class Run:
         check_causality(objective, train, sources.features, self.training.device)
         if self.run.dry_run:
             return Outcome(None, dry_run(trainer, rows, tokenizer, sources, self.data))
+        batch = self.training.world_size * self.training.gradient_accumulation_steps
+        told = settings_of(self.training, self.data, self.run, self.method, rows=rows.key, micro_batches=batch)
         try:
-            trainer.train(resume_from_checkpoint=self.last_checkpoint())
+            checkpoint = open_output(self.output, self.run.resume, told, self.training.process_index == 0)
+            trainer.train(resume_from_checkpoint=checkpoint)
         finally:
             stop.restore()
         if stop.stopped:
@@ -188,21 +184,18 @@ class Run:
         """
         if self.training.process_index > 0:
             return head  # DDP starts every process from the first one's weights
-        beside = None
-        if sources.store is not None:
-            beside = sources.store.directory / f"started-{hash_of(head.config.to_diff_dict())}"
-        if sources.target is not None:
-            start_from_target(head, sources.target)
-            if beside is not None:
-                head.save_pretrained(beside)
-            return head
-        if beside is None or not (beside / WEIGHTS).exists():
+        if sources.started is not None and (sources.started / WEIGHTS).exists():
+            return load_head(sources.started).float().bind(sources.ends, match_dtype=False)
+        if sources.target is None:
             raise ValueError(
                 "The head is to start from the target, which is not loaded, and the store has no started head of "
                 "this config. Run the same command once with one process and --write_store true, or set "
                 "init_from_target: false."
             )
-        return load_head(beside).float().bind(sources.ends, match_dtype=False)
+        start_from_target(head, sources.target)
+        if sources.started is not None:
+            head.save_pretrained(sources.started)
+        return head
 
     def trainer(
         self, objective: Objective, train: RowDataset, held_out: RowDataset, sources: Sources
@@ -235,16 +228,13 @@ class Run:
         return trainer, stop
 
     def prompts(self, held_out: RowDataset) -> list[list[int]]:
-        """Return the first `acceptance_prompts` held-out prompts: each up to its first answer."""
+        """Return `acceptance_prompts` held-out prompts, spread over the sources: each up to its first answer."""
         prompts = []
-        for number in held_out.numbers[: self.run.acceptance_prompts]:
-            row = held_out.rows[number]
+        count = min(self.run.acceptance_prompts, len(held_out))
+        for place in range(count):
+            row = held_out.rows[held_out.numbers[place * len(held_out) // count]]
             prompts.append(row["input_ids"][: row["spans"][0][0]])
         return prompts
-
-    def last_checkpoint(self) -> str | None:
-        """Return the checkpoint to go on from, or None."""
-        return get_last_checkpoint(str(self.output)) if self.run.resume and self.output.is_dir() else None
 
     def save(
         self, head: Head, sources: Sources, rows: Rows, trainer: HeadTrainer, covered: dict[str, float] | None
@@ -289,11 +279,10 @@ class Run:
         (self.output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1))
         digests = prompt_digests(rows, self.method.init_head)
         write_digests(digests, self.output)
-        name = METHODS[type(head)]
+        use = f"--target {self.data.target} --head {self.output} --speculative {METHODS[type(head)]}"
         lines = [
             f"Head: {self.output} (best {best['metric']}: {best['value']}, step {trainer.state.best_global_step})",
-            f"Use it:     spechead generate '...' --target {self.data.target} --head {self.output} --speculative "
-            f"{name}",
+            f"Use it:     spechead generate '...' {use}",
             f"Publish it: spechead publish <user>/<name> {self.output} --license <licence>",
         ]
         return Outcome(self.output, lines, {best["metric"]: best["value"]})

@@ -28,7 +28,7 @@ class SampledRows:
     def __init__(self, size: int, kept: Sequence[int] | Tensor):
         self.size = size
         self.kept = torch.zeros(size, dtype=torch.bool)
-        self.kept[torch.as_tensor(kept)] = True
+        self.kept[torch.as_tensor(kept).cpu()] = True
         self.drawn = max(1, int(DRAWN_SHARE * int(self.kept.sum())))
 
     def draw(self, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
@@ -24,13 +25,15 @@ from transformers.utils import logging
 
 from ..demo_target import resolve_target
 from ..heads.fingerprint import compare_logits, fingerprint
+from .arguments import warn_of_slow_dtype
 from .dataset import Features, OnlineFeatures, RowDataset, StoredFeatures
 from .ends import TargetEnds
-from .features import write_store
+from .features import new_index, write_store
 from .recipe import DataArguments, as_mapping
 from .rows import Rows, hash_of, prepare_rows
 from .selection import split_rows
-from .store import FeatureStore, is_whole
+from .store import FeatureStore, is_whole, store_bytes
+from .trainer import WEIGHTS
 
 logger = logging.get_logger(__name__)
 
@@ -65,6 +68,7 @@ def load_target(data: NamesTarget, device: torch.device, spread: bool = False) -
     target = AutoModelForCausalLM.from_pretrained(
         resolve_target(data.target), revision=data.target_revision, dtype=getattr(torch, data.dtype), **placement
     )
+    warn_of_slow_dtype(data.dtype, device.type)
     if not placement:
         target.to(device)
     return target.eval().requires_grad_(False)
@@ -104,6 +108,8 @@ class Sources:
     store: FeatureStore | None
     target: PreTrainedModel | None
     fingerprint: dict[str, Any]
+    started: Path | None = None  # where a head that was started from the target lies, beside the store
+    planned_bytes: int = 0  # of a store that a dry run leaves unwritten
 
     def datasets(self, held_out: float) -> tuple[RowDataset, RowDataset]:
         """Return the training rows and the held-out rows."""
@@ -129,6 +135,17 @@ def store_directory(data: DataArguments, key: str, taps: tuple[int, ...]) -> Pat
     return found[0] if found else data.cache_path() / f"features-{key}-{'-'.join(map(str, taps))}"
 
 
+def online_sources(data: DataArguments, rows: Rows, device: torch.device) -> Sources:
+    """Load the target and run it once a batch; one that is to be stored may need several devices."""
+    target = load_target(data, device, spread=data.features == "store")
+    ends = TargetEnds.of(target)
+    if hasattr(target, "hf_device_map"):  # its ends may lie on two devices, where those of a store lie on one
+        with TemporaryDirectory() as apart:
+            ends.save(Path(apart))
+            ends = TargetEnds.load(Path(apart)).to(device)
+    return Sources(rows, ends, OnlineFeatures(target, ends), None, target, fingerprint(target))
+
+
 def open_sources(
     data: DataArguments,
     rows: Rows,
@@ -136,7 +153,10 @@ def open_sources(
     taps: tuple[int, ...],
     device: torch.device,
     world_size: int,
-    want_target: bool,
+    *,
+    started: str | None,
+    acceptance: bool,
+    dry_run: bool,
 ) -> Sources:
     """Load the target or its ends, and write the store if the recipe wants one and it is not whole yet.
 
@@ -147,19 +167,25 @@ def open_sources(
         taps: hidden states to have, the final one last.
         device: of this process.
         world_size: number of processes; a store is written by one alone.
-        want_target: load the target even where a store is whole (acceptance, initialisation).
+        started: name of the head, started from the target, that is kept beside the store; None where none is needed.
+        acceptance: whether this process decodes with the target.
+        dry_run: read features online where no store is whole, and write none.
 
     Raises:
         ValueError: if several processes find no whole store, or the store was written from other weights.
     """
-    if data.features == "online":
-        target = load_target(data, device)
-        ends = TargetEnds.of(target)
-        return Sources(rows, ends, OnlineFeatures(target, ends), None, target, fingerprint(target))
     key = store_key(data, rows, config)
     directory = store_directory(data, key, taps)
+    whole = data.features == "store" and is_whole(directory, key, taps)
+    if data.features == "online" or (dry_run and not whole):
+        online = online_sources(data, rows, device)
+        if data.features == "store" and online.target is not None:
+            online.planned_bytes = store_bytes(rows.lengths(), new_index(key, online.target, taps, rows))
+        return online
+    beside = None if started is None else directory / started
+    unstarted = beside is not None and world_size == 1 and not (beside / WEIGHTS).exists()
     target = None
-    if not is_whole(directory, key, taps):
+    if not whole:
         if world_size > 1:
             raise ValueError(
                 f"No whole feature store in {directory}; {world_size} processes would write it at once. Write it "
@@ -167,8 +193,8 @@ def open_sources(
             )
         target = load_target(data, device, spread=True)
         write_store(directory, key, target, TargetEnds.of(target), taps, rows, rows.lengths())
-    elif want_target:
-        target = load_target(data, device)
+    elif acceptance or unstarted:
+        target = load_target(data, device, spread=world_size == 1)
     store = FeatureStore(directory, key)
     if target is not None:
         problem = compare_logits(store.index.target_fingerprint["logits"], fingerprint(target)["logits"])
@@ -177,4 +203,4 @@ def open_sources(
                 f"The store in {directory} does not fit the target: {problem}. Delete it, or give its own target."
             )
     ends = TargetEnds.load(directory).to(device)
-    return Sources(rows, ends, StoredFeatures(store), store, target, store.index.target_fingerprint)
+    return Sources(rows, ends, StoredFeatures(store), store, target, store.index.target_fingerprint, beside)

@@ -1,5 +1,5 @@
-"""How a fresh EAGLE head starts: from the target's own last layer, with a fusing projection that passes the last tap
-on.
+"""How a head starts: from another one (`init_head`), or fresh from its target: an EAGLE head from the target's last
+layer, with a fusing projection that passes the last tap on; Medusa heads of their own LM heads from the target's.
 
 The taps are states of the target's residual stream, and so is what its LM head reads after the final norm. A head
 whose projection passes the highest tap through, whose layer is the target's last one and whose LM head rows are the
@@ -9,10 +9,42 @@ target's, therefore already speaks the right language at its first step; a rando
 from __future__ import annotations
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..heads.base import Head, check_pair
 from ..heads.layer import DraftLayerHead
+from ..heads.load import load_head
+from ..heads.medusa import MedusaHeads
 from ..heads.sizes import text_config
+
+
+def loaded_head(path: str, cls: type[Head], target: PreTrainedConfig) -> Head:
+    """Load the head of `init_head` in float32; taps that a published one leaves open follow from the target's layers.
+
+    Args:
+        path: a directory or a Hub repo id, in any layout that `load_head` reads.
+        cls: the kind of head that is trained.
+        target: the target's config.
+
+    Raises:
+        ValueError: if it is of another kind, or does not fit the target.
+    """
+    head = load_head(path)
+    if not isinstance(head, cls):
+        raise ValueError(f"init_head={path} is a {type(head).__name__}; this recipe trains a {cls.__name__}.")
+    check_pair(head.config, target)
+    if head.config.taps is None:
+        head.config.taps = head.config.taps_for(text_config(target).num_hidden_layers)
+    return head.float()
+
+
+@torch.no_grad()
+def start_lm_heads(heads: MedusaHeads, lm_head: nn.Linear) -> None:
+    """Copy the target's LM head `[V, H]` into Medusa heads that have their own; others stay as they are."""
+    if not heads.config.share_lm_head:
+        for own in heads.lm_heads.children():
+            own.get_parameter("weight").copy_(lm_head.weight)
 
 
 @torch.no_grad()

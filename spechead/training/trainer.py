@@ -20,15 +20,17 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerControl, TrainingArguments
 from transformers.utils import logging
 
+from .acceptance import METRIC, MeasureAcceptance
 from .batch import collate, supervised_entries
-from .batching import LengthBatches
+from .batching import LengthBatches, refuse_long_rows
 from .dataset import Features, RowDataset
 from .objective import Objective
 
 logger = logging.get_logger(__name__)
 
 WEIGHTS = "model.safetensors"
-SUMMED = ("loss", "entries", "loss_by_depth", "correct", "tried")
+BY_DEPTH = ("loss_by_depth", "correct", "tried")
+SUMMED = ("loss", "entries", *BY_DEPTH)
 
 
 class HeadTrainer(Trainer):
@@ -43,6 +45,10 @@ class HeadTrainer(Trainer):
         tokens_per_batch: padded tokens of a micro-batch.
         rows_per_batch: rows of a micro-batch at most; None is any number. Evaluation keeps to the tokens alone.
         callbacks: further callbacks.
+
+    Raises:
+        ValueError: if a row of either data set fits no batch, the objective has parameters besides the head's, or the
+            metric that chooses the best head is none that is measured.
     """
 
     control: TrainerControl
@@ -59,18 +65,31 @@ class HeadTrainer(Trainer):
         rows_per_batch: int | None = None,
         callbacks: list[Any] | None = None,
     ):
+        for dataset in (train_dataset, eval_dataset):  # the first evaluation may be thousands of steps away
+            refuse_long_rows(dataset.lengths, tokens_per_batch)
         super().__init__(
             model=objective, args=args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks
         )
         self.features, self.tokens_per_batch, self.rows_per_batch = features, tokens_per_batch, rows_per_batch
         self._batches: LengthBatches
         self._said_first = False
+        self._refuse_unknown_metric(objective.depths)
         only_head = {id(parameter) for parameter in objective.head.parameters()}
         stray = [name for name, parameter in objective.named_parameters() if id(parameter) not in only_head]
         if stray:
             raise ValueError(
                 f"The objective would train {stray}, which are not the head's; only head parameters may train."
             )
+
+    def _refuse_unknown_metric(self, depths: int) -> None:
+        wanted = self.args.metric_for_best_model
+        if wanted is None or self.args.eval_strategy == "no":
+            return
+        sums: dict[str, Tensor] = {name: torch.zeros(depths if name in BY_DEPTH else ()) for name in SUMMED}
+        known = [*held_out_metrics(sums, "eval")]
+        known += [METRIC for callback in self.callback_handler.callbacks if isinstance(callback, MeasureAcceptance)]
+        if f"eval_{wanted.removeprefix('eval_')}" not in known:
+            raise ValueError(f"metric_for_best_model={wanted!r} is not measured; give one of {', '.join(known)}.")
 
     def get_train_dataloader(self) -> DataLoader:
         """Return this process's batches; every process gets the same number, filled up with empty ones."""

@@ -95,6 +95,26 @@ def test_a_finished_run_goes_on_with_more_prompts(run: Run, target_directory: st
     assert "holds another run" in fewer.stderr
 
 
+def test_a_multiple_of_the_prompts_holds_those_that_were_asked(
+    run: Run, target_directory: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "six.jsonl"
+    rows = [{"id": f"p{n}", "messages": [{"role": "user", "content": f"w{4 + n} w{5 + n}"}]} for n in range(6)]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    arguments = ["bench", "--target", target_directory, "--prompts", str(path), *FAST]
+    assert run(*arguments, "--per-group", "2").exit_code == 0
+    before = results_file.load(Path("results.json"))
+    assert list(before.digests) == ["p0", "p3"]
+    other = run(*arguments, "--per-group", "3")
+    assert other.exit_code == 2, "p3 is not among p0, p2, p4"
+    assert run(*arguments, "--per-group", "4").exit_code == 0
+    whole = results_file.load(Path("results.json"))
+    assert whole.complete
+    assert list(whole.digests) == ["p0", "p1", "p3", "p4"]
+    assert whole.records[: len(before.records)] == before.records
+    assert [record.prompts[0] for record in whole.records[len(before.records) :]] == ["p1", "p1", "p4", "p4"]
+
+
 def test_larger_batches_do_not_go_on_with_more_prompts(run: Run, target_directory: str, prompts: str) -> None:
     arguments = ["bench", "--target", target_directory, "--prompts", prompts, *FAST, "--batch-size", "2"]
     assert run(*arguments, "--per-group", "1").exit_code == 0

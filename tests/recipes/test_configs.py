@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from spechead.heads.load import load_head
+from spechead.training.arguments import HeadTrainingArguments
 from spechead.training.draft import DraftArguments, DraftTrainingArguments, distill_draft
 from spechead.training.generate import BackendArguments, GenerateArguments, generate_data
 from spechead.training.recipe import (
     DataArguments,
     EagleArguments,
-    HeadTrainingArguments,
     MedusaArguments,
     RunArguments,
     parse,
@@ -26,6 +26,7 @@ from spechead.training.run import train_eagle, train_medusa
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "recipes" / "configs").glob("*.yaml"))
+MODEL_CARDS = ROOT / "model_cards"
 CURVES = Path(__file__).parent / "curves.json"
 NEVER_RUN = ("qwen3-8b", "llama-3.1-8b", "llama-3.3-70b")
 
@@ -90,6 +91,16 @@ def test_every_config_is_accepted_as_it_stands(path, tmp_path):
     classes = {"data": (GenerateArguments, BackendArguments), "draft": (DraftArguments, DraftTrainingArguments)}
     on_cpu = [] if kind == "data" else ["--bf16", "false"]
     parse(classes.get(kind, training), ["--config", str(path), "--use_cpu", "true", *on_cpu])
+
+
+@pytest.mark.parametrize("path", sorted(MODEL_CARDS.glob("*/recipe.yaml")), ids=lambda path: path.parent.name)
+def test_the_recipe_beside_a_shipped_head_is_accepted(path):
+    kind = MedusaArguments if "medusa" in path.parent.name else EagleArguments
+    data, _, method, _ = parse(
+        (DataArguments, RunArguments, kind, HeadTrainingArguments), ["--config", str(path), "--bf16", "false"]
+    )
+    assert data.target == json.loads((path.parent / "config.json").read_text())["target_name"]
+    assert method.init_head
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -4,18 +4,21 @@ server."""
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from spechead import mixin
 from spechead.training import generate
 from spechead.training.backends import EndpointBackend, LocalBackend
-from spechead.training.generate import generate_data, with_ids
-from spechead.training.generations import AnswerLog, Question, batches
+from spechead.training.chat import ChatEncoder
+from spechead.training.generate import generate_data, row_ids
+from spechead.training.generations import AnswerLog, Question, batches, repair_parts
+from spechead.training.rows import load_sources
 
 
 @pytest.fixture
@@ -128,7 +131,7 @@ def test_sources_that_count_alike_keep_all_their_answers(settings, flags, tmp_pa
 
 def test_two_rows_of_one_name_are_refused():
     with pytest.raises(ValueError, match="Two rows are called s:3"):
-        with_ids([{"id": 3, "source": "s"}] * 3)
+        row_ids([{"id": 3, "source": "s"}] * 3)
 
 
 def test_answers_of_other_processes_are_found_whatever_their_number(settings, flags, tmp_path, monkeypatch):
@@ -141,7 +144,7 @@ def test_answers_of_other_processes_are_found_whatever_their_number(settings, fl
             torch.device("cpu"),
         )
 
-        def __init__(self, cpu):
+        def __init__(self, cpu, timeout):
             pass
 
         def wait_for_everyone(self):
@@ -152,10 +155,13 @@ def test_answers_of_other_processes_are_found_whatever_their_number(settings, fl
     half = records(tmp_path / "answers")
     assert {int(record["id"]) % 2 for record in half} == {1}
     monkeypatch.undo()
+    with (tmp_path / "answers" / "part-00001.jsonl").open("a") as part:
+        part.write('{"id": "2", "turn": 0, "respo')  # killed while writing, and never started again
     generate_data(flags(settings))
     made = records(tmp_path / "answers")
     assert len({(record["id"], record["turn"]) for record in made}) == len(made) == 45
-    assert (tmp_path / "answers" / "part-00001.jsonl").exists()
+    assert [record for record in made if record in half] == half
+    assert len(load_sources([str(tmp_path / "answers")])) == 45
 
 
 def test_other_settings_in_the_same_directory_are_refused(settings, flags):
@@ -177,6 +183,44 @@ def test_provenance_says_how_the_answers_were_made(settings, flags, tmp_path):
         "versions",
     } <= said.keys()
     assert said["target_fingerprint"]["config"]
+    assert (said["top_p"], said["top_k"], said["min_p"], said["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
+    assert said["target_commit"] is None
+
+
+def test_provenance_names_the_commit_of_a_target_on_the_hub(settings, flags, tiny, tmp_path, monkeypatch):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    shutil.copytree(tiny, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    generate_data(flags(settings | {"target": "someone/tiny", "limit": "2"}))
+    path = tmp_path / "answers" / "provenance.json"
+    said = json.loads(path.read_text())
+    assert (said["target"], said["target_revision"], said["target_commit"]) == ("someone/tiny", None, commit)
+    path.write_text(json.dumps({name: value for name, value in said.items() if name != "target_commit"}))
+    generate_data(flags(settings | {"target": "someone/tiny", "limit": "2"}))  # as an earlier version left it
+
+
+def test_answers_of_a_law_that_was_not_recorded_are_not_mixed(settings, flags, tmp_path):
+    generate_data(flags(settings | {"limit": "2"}))
+    path = tmp_path / "answers" / "provenance.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in said.items() if name != "repetition_penalty"}))
+    with pytest.raises(ValueError, match=r"did not record repetition_penalty.*\"repetition_penalty\": 1.0 to "):
+        generate_data(flags(settings | {"limit": "2"}))
+
+
+def test_the_targets_own_generation_config_changes_no_answer(settings, flags, tiny, tmp_path):
+    generate_data(flags(settings | {"limit": "8"}))
+    shutil.copytree(tiny, tmp_path / "own")
+    own = GenerationConfig.from_pretrained(tiny)
+    own.update(repetition_penalty=5.0, no_repeat_ngram_size=1, min_new_tokens=12, top_k=2, do_sample=True)
+    own.save_pretrained(tmp_path / "own")
+    other = {"target": str(tmp_path / "own"), "output_dir": str(tmp_path / "others"), "limit": "8"}
+    generate_data(flags(settings | other))
+    assert records(tmp_path / "others") == records(tmp_path / "answers")
 
 
 def test_batches_are_of_one_temperature_within_the_budget():
@@ -193,7 +237,7 @@ def test_batches_are_of_one_temperature_within_the_budget():
 def server(tiny):
     """A stand-in for vLLM's /v1/completions; `behaviour` says what it sends."""
     tokenizer = AutoTokenizer.from_pretrained(tiny)
-    state = {"behaviour": "ids", "fail": 0, "under_way": 0, "most": 0, "bodies": []}
+    state = {"behaviour": "ids", "status": 404, "fail": 0, "under_way": 0, "most": 0, "bodies": []}
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -222,7 +266,7 @@ def server(tiny):
                 self.end_headers()
                 self.wfile.write(reply[:9])
                 return
-            status = 404 if state["behaviour"] == "refuse" else 503 if failing else 200
+            status = state["status"] if state["behaviour"] == "refuse" else 503 if failing else 200
             self.send_response(status)
             self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
@@ -253,6 +297,8 @@ def test_a_server_answers_with_ids_or_text(settings, flags, server, tmp_path, ti
     body = server["bodies"][0]
     assert isinstance(body["prompt"][0], int)
     assert body["return_token_ids"] is True
+    # Left out, a server takes them from the model's generation config; -1 is all tokens to vLLM and to SGLang.
+    assert (body["top_p"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (1.0, -1, 0.0, 1.0)
 
 
 def test_text_whose_tokens_are_not_the_generated_ones_is_dropped_and_counted(settings, flags, server, tmp_path):
@@ -268,19 +314,35 @@ def test_text_whose_tokens_are_not_the_generated_ones_is_dropped_and_counted(set
 
 def test_a_refusing_server_and_a_failing_one_end_with_what_they_said(tiny, server, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    backend = EndpointBackend(server["url"], "m", AutoTokenizer.from_pretrained(tiny), [1], 4, 0, retries=2)
+    backend = EndpointBackend(server["url"], "m", ChatEncoder(AutoTokenizer.from_pretrained(tiny)), 4, 0, retries=2)
     question = Question("0", 0, "", 0.0, [1, 2])
     server["fail"] = 99
     with pytest.raises(RuntimeError, match=r"failed 3 times.*kept"):
         backend.answer([question])
     server["fail"], server["behaviour"] = 0, "refuse"
-    with pytest.raises(RuntimeError, match="status 404"):
+    with pytest.raises(RuntimeError, match=r"status 404[^.]*$"):
         backend.answer([question])
+    server["status"] = 400
+    with pytest.raises(RuntimeError, match=r"status 400.*does not know top_k, min_p, .* vLLM or SGLang"):
+        backend.answer([question])
+
+
+@pytest.mark.parametrize("behaviour", ["ids", "text"])
+def test_an_answer_ends_as_the_template_ends_it(tiny, server, behaviour):
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<|eot_id|>")
+    first, closing = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|eot_id|>"])
+    assert first == tokenizer.eos_token_id < closing  # as Llama 3.1 has <|end_of_text|> and <|eot_id|>
+    server["behaviour"] = behaviour
+    encoder = ChatEncoder(tokenizer, end_ids=[first, closing])
+    (answer,) = EndpointBackend(server["url"], "m", encoder, 4, 0).answer([Question("0", 0, "", 0.0, [1, 2])])
+    assert answer.response_ids[-1] == closing
+    assert answer.response_ids[:-1] == tokenizer("sun moon", add_special_tokens=False)["input_ids"]
 
 
 def test_a_reply_that_was_cut_short_is_asked_for_again(tiny, server, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    backend = EndpointBackend(server["url"], "m", AutoTokenizer.from_pretrained(tiny), [1], 4, 0, retries=2)
+    backend = EndpointBackend(server["url"], "m", ChatEncoder(AutoTokenizer.from_pretrained(tiny)), 4, 0, retries=2)
     server["behaviour"], server["fail"] = "cut short", 2
     (answer,) = backend.answer([Question("0", 0, "", 0.0, [1, 2])])
     assert answer is not None
@@ -289,6 +351,8 @@ def test_a_reply_that_was_cut_short_is_asked_for_again(tiny, server, monkeypatch
 
 def test_half_lines_are_dropped_and_whole_ones_kept(tmp_path):
     (tmp_path / "part-00000.jsonl").write_text('{"id": "1", "turn": 0, "response_ids": [1]}\n{"id": "2", "tu')
+    repair_parts(tmp_path)
     log = AnswerLog(tmp_path)
     assert "1#0" in log
+    assert log.response_ids("1#0") == [1]
     assert (tmp_path / "part-00000.jsonl").read_text().endswith("]}\n")

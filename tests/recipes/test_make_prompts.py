@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import make_questions
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_prompts.py"
 LONG, CHATS = 120, 20
 
@@ -48,6 +50,15 @@ def test_chats_have_two_user_turns(made):
     assert len(chats) == CHATS
     assert all([message["role"] for message in row["messages"]] == ["user", "user"] for row in chats)
     assert len({row["messages"][0]["content"] for row in chats}) == CHATS
+
+
+def test_questions_of_the_other_script_open_chats(script, tmp_path):
+    questions = tmp_path / "questions.jsonl"
+    assert make_questions.main(["--output", str(questions), "--questions", "12"]) == 0
+    asked = {json.loads(line)["messages"][0]["content"] for line in questions.read_text().splitlines()}
+    chats = script.chats(questions, 500, random.Random(0))  # more than there are
+    assert {row["messages"][0]["content"] for row in chats} == asked
+    assert all(len(row["messages"]) == 2 and row["source"] == "two-turns-question" for row in chats)
 
 
 def test_held_back_modules_are_left_out(script):

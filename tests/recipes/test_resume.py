@@ -72,6 +72,7 @@ def test_killed_and_resumed_equals_straight(settings, flags, tmp_path, monkeypat
 
 def test_a_run_resumed_between_the_depths_equals_a_straight_one(settings, flags, tmp_path, monkeypatch):
     eagle3 = settings | {"method": "eagle3", "depths": "3", "first_depth_share": "0.6"}  # steps 1 to 5 of 8
+    del eagle3["noise"]
     straight = train_eagle(flags(eagle3 | {"output_dir": str(tmp_path / "straight")})).head
     trained, plain = [], HeadTrainer.training_step
 
@@ -93,7 +94,9 @@ def test_a_run_resumed_between_the_depths_equals_a_straight_one(settings, flags,
     assert first[1] == second[1]
 
 
-def test_sigterm_saves_and_stops_and_the_same_command_goes_on(settings, flags, tmp_path, monkeypatch):
+@pytest.mark.parametrize("limit", [{}, {"save_total_limit": "1", "load_best_model_at_end": "true"}])
+def test_sigterm_saves_and_stops_and_the_same_command_goes_on(settings, flags, tmp_path, monkeypatch, limit):
+    settings |= limit
     straight = train_eagle(flags(settings | {"output_dir": str(tmp_path / "straight")})).head
     seen = []
     plain = HeadTrainer.training_step

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from spechead.training.batching import LengthBatches
-from spechead.training.run import train_eagle
+from spechead.training.run import train_eagle, train_medusa
 from spechead.training.trainer import HeadTrainer
 
 torch.set_num_threads(1)
@@ -32,6 +32,6 @@ if starve:  # the second process never gets a row
             self._batches = [batch if place % 2 == 0 else [] for place, batch in enumerate(self._batches)]
 
     LengthBatches.set_epoch = starving
-outcome = train_eagle(sys.argv[3:])
+outcome = (train_eagle if "--method" in sys.argv else train_medusa)(sys.argv[3:])
 rank = int(os.environ.get("RANK", 0))
 (where / f"seen-{rank}.json").write_text(json.dumps({"rows": seen, "head": str(outcome.head), "lines": outcome.lines}))

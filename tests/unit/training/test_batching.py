@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from spechead.training.batch import collate, supervised_entries
 from spechead.training.batching import LengthBatches
+from spechead.training.trainer import HeadTrainer
 
 LENGTHS = [5, 9, 30, 31, 12, 18, 7, 40, 22, 22, 3, 16, 17, 33, 8, 21]
 
@@ -51,6 +54,13 @@ def test_a_row_that_fits_no_batch_and_uneven_shares_are_refused():
         LengthBatches([5, 100], 64, seed=0)
     with pytest.raises(ValueError, match="multiple"):
         LengthBatches(LENGTHS, 64, seed=0, multiple=1, world_size=2)
+
+
+@pytest.mark.parametrize("lengths", [([5, 100], [5]), ([5], [5, 100])])
+def test_a_row_that_fits_no_batch_is_refused_before_training_whichever_side_it_is_on(lengths):
+    train, held_out = (SimpleNamespace(lengths=some) for some in lengths)
+    with pytest.raises(ValueError, match=r"tokens_per_batch=64 is less than the longest row \(100 tokens\)"):
+        HeadTrainer(None, None, train, held_out, None, tokens_per_batch=64)
 
 
 def test_an_empty_batch_has_nothing_supervised():

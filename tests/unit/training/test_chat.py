@@ -111,6 +111,44 @@ def test_rows_that_are_no_chat_are_refused_by_reason(tokenizer, messages, reason
         ChatEncoder(tokenizer).rows(messages)
 
 
+REFUSING = (
+    "{% for m in messages %}"
+    "{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def test_what_a_template_refuses_is_a_row_that_cannot_be_used(tokenizer):
+    tokenizer.chat_template = REFUSING
+    encoder = ChatEncoder(tokenizer)
+    with pytest.raises(UnusableRow, match=r"template refuses it \(TemplateError: System role not supported\)"):
+        encoder.rows(CHAT)
+    with pytest.raises(UnusableRow, match=r"template refuses it \(TypeError"):
+        encoder.prompt([{"role": "user", "content": 3}])
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (None, "<|im_end|>"),
+        (LLAMA3, "<|eot_id|>"),
+        ("{{ messages[0]['content'] }}", "<|im_end|>"),
+        (REFUSING, "<|im_end|>"),
+    ],
+)
+def test_an_answer_is_closed_by_the_templates_end_token_else_by_eos(tokenizer, template, end):
+    tokenizer.chat_template = template or tokenizer.chat_template
+    ends = tokenizer.convert_tokens_to_ids(["<pad>", "<|im_end|>", "<|eot_id|>"])
+    assert ChatEncoder(tokenizer, end_ids=ends).closing_id() == tokenizer.convert_tokens_to_ids(end)
+
+
+def test_an_end_that_nothing_names_is_refused_unless_it_is_the_only_one(tokenizer):
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    assert ChatEncoder(tokenizer, end_ids=[3]).closing_id() == 3
+    with pytest.raises(ValueError, match=r"None of the end ids \[3, 4\].*Set tokenizer.eos_token"):
+        ChatEncoder(tokenizer, end_ids=[3, 4]).closing_id()
+
+
 def test_messages_come_from_three_kinds_of_rows():
     assert messages_of({"prompt": "a"}) == [{"role": "user", "content": "a"}]
     shared = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
@@ -128,3 +166,8 @@ def test_skipped_rows_are_counted_with_few_examples():
     assert skipped.counts["empty"] == 5
     assert skipped.examples["empty"] == ["0", "1", "2"]
     assert skipped.lines() == ["skipped 5 rows: empty; e.g. 0"]
+    other = Skipped()
+    other.add("long", "a")
+    other.add("empty", "b")
+    skipped.include(other)
+    assert skipped.lines() == ["skipped 6 rows: empty; e.g. 0", "skipped 1 rows: long; e.g. a"]

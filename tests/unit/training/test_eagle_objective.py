@@ -9,6 +9,7 @@ from transformers import DynamicCache
 from spechead.training.batch import chains, collate
 from spechead.training.dataset import OnlineFeatures
 from spechead.training.eagle import Eagle3Objective, EagleObjective, gather_entries, unroll
+from spechead.training.ends import TargetEnds
 
 
 def batch_of(rows, target, ends, taps):
@@ -179,3 +180,18 @@ def test_a_sampled_softmax_has_the_gradient_of_the_whole_one_on_average(target, 
     assert torch.nn.functional.cosine_similarity(found.mean(0), wanted, dim=0) > 0.97
     with torch.no_grad():
         assert torch.equal(sampled(**batch)["loss"], whole(**batch)["loss"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="no accelerator")
+def test_rows_that_are_always_kept_may_lie_on_the_device(target, eagle3, rows):
+    device = torch.accelerator.current_accelerator()
+    target.to(device)
+    ends = TargetEnds.of(target)
+    kept = eagle3.bind(target, match_dtype=False).target_to_draft[torch.arange(0, 8, 2)]
+    assert kept.device.type == device.type
+    objective = Eagle3Objective(eagle3, ends, 2, kept=kept).to(device)
+    batch = {name: part.to(device) for name, part in collate(rows).items() if name != "numbers"}
+    loss = objective(**OnlineFeatures(target, ends)(batch, objective.taps))["loss"]
+    loss.backward()
+    assert torch.isfinite(loss)

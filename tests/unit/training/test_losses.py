@@ -8,9 +8,13 @@ from torch.nn import functional as F
 
 from spechead.training import losses
 from spechead.training.ends import LogitRule
-from spechead.training.losses import TargetLaw, soft_cross_entropy
+from spechead.training.losses import LogitRows, soft_cross_entropy
 
 T, J, H, D, V = 11, 3, 16, 20, 30
+
+
+def head_of(weight, offset=None):
+    return LogitRows(weight, LogitRule(), offset=offset)
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def test_value_and_gradients_are_those_of_the_plain_loss(parts, rule, chunk_byte
     expected = plain(full, final, hidden, weight, weights, rule)
     wanted = torch.autograd.grad(expected.sum() * 2, (hidden, weight))
     mass = rule(final @ full.T).logsumexp(-1)
-    loss, by_depth, _ = soft_cross_entropy(hidden, weight, final, mass, weights, TargetLaw(full[:D], rule))
+    loss, by_depth, _ = soft_cross_entropy(hidden, [head_of(weight)], final, mass, weights, LogitRows(full[:D], rule))
     found = torch.autograd.grad(loss * 2, (hidden, weight))
     torch.testing.assert_close(loss, expected.sum(), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(by_depth, expected.sum(0).detach(), atol=1e-5, rtol=1e-5)
@@ -52,26 +56,26 @@ def test_value_and_gradients_are_those_of_the_plain_loss(parts, rule, chunk_byte
 
 def test_a_frozen_lm_head_gets_no_gradient_and_the_hidden_state_the_same_one(parts):
     full, final, hidden, weight, weights = parts
-    law, mass = TargetLaw(full[:D], LogitRule()), (final @ full.T).logsumexp(-1)
-    both = torch.autograd.grad(soft_cross_entropy(hidden, weight, final, mass, weights, law)[0], hidden)[0]
-    alone = soft_cross_entropy(hidden, weight.detach(), final, mass, weights, law)[0]
+    law, mass = LogitRows(full[:D], LogitRule()), (final @ full.T).logsumexp(-1)
+    both = torch.autograd.grad(soft_cross_entropy(hidden, [head_of(weight)], final, mass, weights, law)[0], hidden)[0]
+    alone = soft_cross_entropy(hidden, [head_of(weight.detach())], final, mass, weights, law)[0]
     torch.testing.assert_close(torch.autograd.grad(alone, hidden)[0], both)
 
 
 def test_the_best_ids_are_filled_without_gradients(parts):
     full, final, hidden, weight, weights = parts
-    law, mass = TargetLaw(full[:D], LogitRule()), (final @ full.T).logsumexp(-1)
+    law, mass = LogitRows(full[:D], LogitRule()), (final @ full.T).logsumexp(-1)
     with torch.no_grad():
-        best = soft_cross_entropy(hidden, weight, final, mass, weights, law)[2]
+        best = soft_cross_entropy(hidden, [head_of(weight)], final, mass, weights, law)[2]
     assert torch.equal(best, (hidden @ weight.T).argmax(-1))
 
 
 def test_an_offset_stands_for_many_rows(parts):
     full, final, hidden, weight, weights = parts
     offset = torch.linspace(0, 2, D)
-    law = TargetLaw(full[:D], LogitRule(), offset)
+    law = LogitRows(full[:D], LogitRule(), offset=offset)
     mass = torch.full((T,), -1e9)  # the share is clamped to 1
-    loss = soft_cross_entropy(hidden, weight, final, mass, weights, law)[0]
+    loss = soft_cross_entropy(hidden, [head_of(weight, offset)], final, mass, weights, law)[0]
     share = torch.softmax(final @ full.T, -1)[:, :D].sum(-1)
     expected = plain(full, final, hidden, weight, weights / share[:, None], LogitRule(), offset)
     torch.testing.assert_close(loss, expected.sum(), atol=1e-5, rtol=1e-5)
@@ -79,9 +83,9 @@ def test_an_offset_stands_for_many_rows(parts):
 
 def test_no_positions_give_a_zero_loss_with_zero_gradients(parts):
     full, _, hidden, weight, _ = parts
-    law = TargetLaw(full[:D], LogitRule())
+    law = LogitRows(full[:D], LogitRule())
     empty = hidden[:0]
-    loss = soft_cross_entropy(empty, weight, torch.zeros(0, H), torch.zeros(0), torch.zeros(0, J), law)[0]
+    loss = soft_cross_entropy(empty, [head_of(weight)], torch.zeros(0, H), torch.zeros(0), torch.zeros(0, J), law)[0]
     gradient = torch.autograd.grad(loss, weight)[0]
     assert loss.item() == 0.0
     assert not gradient.any()
@@ -106,7 +110,7 @@ def test_peak_memory_is_a_chunk_of_logits_and_not_the_whole(monkeypatch):
     hidden = torch.randn(512, 1, 8, requires_grad=True)
     final, mass = torch.randn(512, 8), torch.full((512,), 20.0)
     with Watch():
-        loss = soft_cross_entropy(hidden, rows, final, mass, torch.ones(512, 1), TargetLaw(rows, LogitRule()))[0]
+        loss = soft_cross_entropy(hidden, [head_of(rows)], final, mass, torch.ones(512, 1), head_of(rows))[0]
         loss.backward()
     assert hidden.grad.abs().sum() > 0
     assert largest <= 2**19

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from spechead.training.arguments import HeadTrainingArguments
 from spechead.training.recipe import (
     DataArguments,
     EagleArguments,
-    HeadTrainingArguments,
     MedusaArguments,
     RunArguments,
     parse,
@@ -74,6 +74,12 @@ def test_an_unknown_flag_is_an_error_with_the_nearest_name(config):
         (["--softmax_rows", "-1"], "softmax_rows=-1"),
         (["--draft_vocab_size", "0"], "draft_vocab_size=0"),
         (["--init_head", "h", "--draft_vocab_size", "8"], "draft_vocab_size=8, head=.*: init_head keeps its own"),
+        (["--draft_vocab_size", "8", "--head", '{"draft_vocab_size": 9}'], "both say draft_vocab_size"),
+        (["--noise", "0.3"], r"noise=0\.3 mean nothing to method='eagle3'"),
+        (["--store", "here"], "store=here is neither read nor written with features: online"),
+        (["--acceptance_new_tokens", "1"], "acceptance_new_tokens=1 leaves nothing to draft"),
+        (["--acceptance_prompts", "-1"], "acceptance_prompts=-1"),
+        (["--per_device_train_batch_size", "4"], "per_device_train_batch_size=4 .* rows_per_batch"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(config, arguments, said):
@@ -88,6 +94,8 @@ def test_values_that_mean_nothing_are_refused(config, arguments, said):
         (["--decay", "1.5"], r"decay=1\.5"),
         (["--softmax_rows", "0"], "softmax_rows=0"),
         (["--init_head", "h", "--head", '{"num_heads": 3}'], "init_head keeps its own"),
+        (["--init_head", "h", "--num_heads", "5"], "num_heads=5: init_head keeps its own"),
+        (["--num_heads", "5", "--head", '{"num_heads": 3}'], "both say num_heads"),
     ],
 )
 def test_values_that_mean_nothing_to_medusa_are_refused(arguments, said):
