@@ -3,14 +3,17 @@
 Called by publish.py. A missing measurement can be waived by name (`allow_unmeasured`); a failed one cannot.
 """
 
+import copy
 from pathlib import Path
+
+import torch
 
 from ..bench.certificate import load as load_certificate
 from ..bench.results import Model, Results
 from ..heads.base import Head, check_pair
 from ..heads.checkpoint import read_checkpoint
 from ..heads.convert import OWN
-from ..heads.fingerprint import compare_logits, describe_mismatch
+from ..heads.fingerprint import compare_logits, describe_mismatch, head_identity
 from ..heads.load import load_head
 from .card import RESULTS, method_of, read_results
 from .card_figures import head_methods
@@ -134,12 +137,15 @@ def check_certificate(path: Path, head: Head) -> None:
     if failed or proof.passed is False:
         what = ", ".join(failed) or "a method"
         raise ValueError(f"{path} says that {what} did not pass; a head that fails its proof is not published.")
-    if not holds(proof.models, head) or not any(check.method == method and check.passed for check in proof.methods):
+    model = recorded(proof.models, head)
+    if model is None or not any(check.method == method and check.passed for check in proof.methods):
         raise ValueError(
             f"{path} is no proof of this head: it must hold a {config.model_type} head of {size_of(head)} parameters "
             f"and the method {method}, passed with --acceptance exact. Run `spechead verify --head <directory> "
             f"--output {path}`."
         )
+    if "weights" in changed_since(model, head):
+        raise ValueError(f"{path} was issued for other weights of this kind and size; run `spechead verify` again.")
     known, seen = config.target_fingerprint or {}, proof.models[0].fingerprint
     if known and seen:
         other = known.get("config") != seen.get("config")
@@ -155,17 +161,29 @@ def size_of(head: Head) -> int:
     return sum(parameter.numel() for parameter in head.parameters())
 
 
-def holds(models: list[Model], head: Head) -> bool:
-    """Return whether a head is among the models of a file of results or of a certificate."""
+def recorded(models: list[Model], head: Head) -> Model | None:
+    """Return what a file of results or a certificate says of a head of this kind and size; None if it holds none."""
     mine = ("head", head.config.model_type, size_of(head))
-    return any((model.role, model.kind, model.parameters) == mine for model in models)
+    return next((model for model in models if (model.role, model.kind, model.parameters) == mine), None)
+
+
+def changed_since(model: Model, head: Head) -> list[str]:
+    """Return what of a head is not as it was recorded: "weights" by their digest, or names of its default drafting.
+
+    Args:
+        model: what was recorded; files of earlier versions hold no digest, and nothing is said of them.
+        head: as it is now; compared in the dtype that it was recorded in.
+    """
+    now = head_identity(copy.deepcopy(head).to(getattr(torch, model.dtype)))
+    return [name for name, value in model.fingerprint.items() if name in now and now[name] != value]
 
 
 def check_results(results: Results, head: Head) -> None:
     """Raise ValueError unless results are complete, of this head, and free of outputs that differ beyond ties."""
     config = head.config
     names = head_methods(results, config.model_type)
-    if not holds(results.models, head) or not names:
+    model = recorded(results.models, head)
+    if model is None or not names:
         raise ValueError(
             f"{RESULTS} is not of this head: it holds no {config.model_type} head of {size_of(head)} parameters, or "
             f"no method that drafts with one (it has {', '.join(results.methods)})."
@@ -175,6 +193,11 @@ def check_results(results: Results, head: Head) -> None:
         raise ValueError(
             f"{RESULTS} was measured with {len(alike)} heads of kind {config.model_type} ({', '.join(alike)}), "
             "and the card would show the figures of all as this one's: measure it without the others."
+        )
+    if changed := changed_since(model, head):
+        raise ValueError(
+            f"{RESULTS} was measured before this head got other {', '.join(changed)}: its figures are another's. "
+            "Measure it again."
         )
     if not results.complete:
         raise ValueError(f"{RESULTS} is of a run that was interrupted; run its command again, it goes on.")

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from spechead.bench.certificate import Certificate, CheckSettings, MethodCheck
 from spechead.bench.results import Cell, Hardware, Load, Model, Results, Versions, save
 from spechead.bench.strict_json import write_json
+from spechead.heads.fingerprint import head_identity
 from spechead.hub.card import method_of
 from spechead.hub.publish import PublishReport, publish
 from tests.unit.heads.targets import make_head, make_target
@@ -72,7 +73,7 @@ def results_for(head: Any, **changes: Any) -> Results:
         "hardware": Hardware("Some processor", 16 * 2**30, 2, "x86_64"),
         "models": [
             Model("tiny-target", "target", "llama", 1000, "bfloat16", "sdpa"),
-            Model("head", "head", head.config.model_type, parameters, "float32"),
+            Model("head", "head", head.config.model_type, parameters, "float32", fingerprint=head_identity(head)),
         ],
         "methods": {
             "plain": {},

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import snapshot_download
 from safetensors.torch import load_file, save_file
 
@@ -105,6 +106,35 @@ def test_results_must_be_the_heads_own_complete_and_free_of_bugs(hub, head, tmp_
     with pytest.raises(ValueError, match=r"results.json is no results file"):
         send(head)
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_figures_and_proofs_of_other_weights_of_the_same_size_are_refused(hub, head, dtype):
+    measured_in = load_head(head).to(getattr(torch, dtype))
+    models = results_for(measured_in).models
+    models[1].dtype = dtype
+    results_file.save(results_for(load_head(head), models=models), head / "results.json")
+    prove(load_head(head), head, models=models)
+    assert send(head).commit
+    before = len(hub.requests)
+    weights = load_file(head / "model.safetensors")
+    weights["fc.weight"] = weights["fc.weight"] * 1.5
+    save_file(weights, head / "model.safetensors")
+    with pytest.raises(ValueError, match=r"issued for other weights"):
+        send(head)
+    prove(load_head(head), head)
+    with pytest.raises(ValueError, match=r"other weights: its figures are another's"):
+        send(head)
+    assert len(hub.requests) == before
+
+
+def test_figures_of_another_default_drafting_are_refused_and_its_proof_holds(hub, head):
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {"tree": "chain", "num_draft_tokens": 3}))
+    with pytest.raises(ValueError, match=r"other tree, num_draft_tokens: its figures"):
+        send(head)
+    results_file.save(results_for(load_head(head)), head / "results.json")
+    assert send(head).commit
 
 
 def test_a_head_of_another_target_is_refused_where_the_target_can_be_had(hub, tmp_path):

@@ -11,12 +11,19 @@ from spechead import publish
 from spechead.bench import results as results_file
 from spechead.heads import load_head
 from spechead.hub.hub_errors import PublishError
-from tests.hub.heads import FILES, REPO, send
+from tests.hub.heads import FILES, REPO, results_for, send
 from tests.hub.standin import Repo
 
 
 def writes(requests: list[str]) -> list[str]:
     return [request for request in requests if request.startswith(("POST", "PUT")) and "validate-yaml" not in request]
+
+
+def tune(head):
+    """Give a head another default drafting, and figures of it."""
+    config = json.loads((head / "config.json").read_text()) | {"num_draft_tokens": 7}
+    (head / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    results_file.save(results_for(load_head(head)), head / "results.json")
 
 
 def test_a_new_repo_holds_exactly_the_head(hub, head):
@@ -79,11 +86,10 @@ def test_a_dry_run_writes_the_folder_shows_the_difference_and_sends_nothing(hub,
 
     send(head)
     seen = len(hub.requests)
-    config = json.loads((head / "config.json").read_text()) | {"num_draft_tokens": 7}
-    (head / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tune(head)
     report = send(head, dry_run=True, output=tmp_path / "out")
     assert writes(hub.requests[seen:]) == []
-    assert set(report.difference.changed) == {"README.md", "config.json"}
+    assert set(report.difference.changed) == {"README.md", "config.json", "results.json"}
     assert any(re.fullmatch(r'    \+ +"num_draft_tokens": 7,', line) for line in report.lines)
     assert any(line.startswith("    +| default drafting | num_draft_tokens 7") for line in report.lines)
 
@@ -159,8 +165,7 @@ def test_every_fault_is_named_and_leaves_nothing_half_published(method, path, ho
 
 def test_a_fault_on_a_published_repo_leaves_the_old_version(hub, head):
     first = send(head)
-    config = json.loads((head / "config.json").read_text()) | {"num_draft_tokens": 7}
-    (head / "config.json").write_text(json.dumps(config))
+    tune(head)
     hub.fail("POST", "/commit/", "cut")
     with pytest.raises(PublishError):
         send(head)
@@ -169,8 +174,7 @@ def test_a_fault_on_a_published_repo_leaves_the_old_version(hub, head):
 
 def test_a_commit_in_between_is_not_overwritten(hub, head, monkeypatch):
     send(head)
-    config = json.loads((head / "config.json").read_text()) | {"num_draft_tokens": 7}
-    (head / "config.json").write_text(json.dumps(config))
+    tune(head)
     preupload = HfApi.preupload_lfs_files
 
     def meanwhile(self, *args, **kwargs):
