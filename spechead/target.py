@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from . import attention, hf
 from .cache import RaggedCache
@@ -30,6 +30,13 @@ class Verdict:
     tier: str
     mask_form: str | None
     reason: str
+
+
+def learned_positions(config: PreTrainedConfig) -> int | None:
+    """Return how many positions a text config's learned table has; None for rotary and other computed positions."""
+    if getattr(config, "rope_parameters", None) is not None or hasattr(config, "rotary_dim"):
+        return None
+    return getattr(config, "max_position_embeddings", None)
 
 
 class Target:
@@ -75,10 +82,7 @@ class Target:
     @property
     def max_positions(self) -> int | None:
         """Positions of a learned table, which cannot be exceeded; None for rotary and other computed positions."""
-        rotary = getattr(self.config, "rope_parameters", None) is not None
-        if rotary or hasattr(self.config, "rotary_dim"):
-            return None
-        return getattr(self.config, "max_position_embeddings", None)
+        return learned_positions(self.config)
 
     @property
     def verdict(self) -> Verdict:

@@ -25,7 +25,9 @@ from .serve import serve
 from .train import train
 from .verify import verify
 
-FAILURES = (OSError, RuntimeError, HTTPError, DemoTargetError)
+# A package that an option needs may be missing (ImportError), a file may end early (EOFError, which click takes for a
+# user's Ctrl-D).
+FAILURES = (OSError, RuntimeError, HTTPError, DemoTargetError, ImportError, EOFError)
 
 
 class Commands(TyperGroup):

@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 from torch import distributed
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.utils import logging
 
 from ..heads.base import Head
@@ -33,9 +40,12 @@ def acceptance_length(target: PreTrainedModel, head: Head, prompts: Sequence[Seq
     """
     method = "medusa" if isinstance(head, MedusaHeads) else "eagle"
     device = target.get_input_embeddings().weight.device
+    own = target.generation_config
     enable_speculation(target, head=copy.deepcopy(head).eval())
     emitted = steps = 0
     try:
+        # The law that heads learn is the target's, without penalties or beams that its config may ask of an answer.
+        target.generation_config = GenerationConfig(eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id)
         for prompt in prompts:
             ids = torch.tensor([list(prompt)], device=device)
             output = target.generate(
@@ -49,6 +59,7 @@ def acceptance_length(target: PreTrainedModel, head: Head, prompts: Sequence[Seq
             emitted += output.stats.emitted_tokens
             steps += output.stats.row_steps
     finally:
+        target.generation_config = own
         disable_speculation(target)
     if not steps:
         logger.warning(

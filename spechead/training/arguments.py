@@ -20,7 +20,7 @@ logger = logging.get_logger(__name__)
 
 UNSAID: Any = None  # default of what the machine decides; after __post_init__ a value
 
-# What transformers' trainer would do with these is done otherwise by HeadTrainer.
+# What transformers' trainer would do with these is done otherwise by HeadTrainer, or would break a run.
 IGNORED = {
     "per_device_train_batch_size": "tokens_per_batch and rows_per_batch say how large a batch is",
     "per_device_eval_batch_size": "tokens_per_batch says how large a held-out batch is",
@@ -37,6 +37,11 @@ IGNORED = {
     "dataloader_drop_last": "every row is trained on",
     "dataloader_persistent_workers": "dataloader_num_workers is all that can be said of loading",
     "dataloader_prefetch_factor": "dataloader_num_workers is all that can be said of loading",
+    "save_only_model": "a run that is gone on with needs its optimiser and schedule",
+    "ignore_data_skip": "a run that is gone on with takes up the rows where it left them",
+    "activation_checkpointing": "an objective cannot compute layers twice; lower tokens_per_batch to save memory",
+    "gradient_checkpointing": "an objective cannot compute layers twice; lower tokens_per_batch to save memory",
+    "neftune_noise_alpha": "a head learns no embeddings; noise is EAGLE-1's own, on the features",
     "resume_from_checkpoint": "resume goes on from the last checkpoint in output_dir",
 }
 
@@ -106,7 +111,7 @@ class HeadTrainingArguments(DeviceDefaults, TrainingArguments):
     """transformers' TrainingArguments with the defaults of a head's training.
 
     Raises:
-        ValueError: for what is said of an argument that a head's training does not read.
+        ValueError: for what is said of an argument that a head's training does not read, or for no steps at all.
     """
 
     output_dir: str = field(default="head", metadata={"help": "Where checkpoints, logs and the head go."})
@@ -134,11 +139,22 @@ class HeadTrainingArguments(DeviceDefaults, TrainingArguments):
         default=False, metadata={"help": "Every parameter is always used."}
     )
     remove_unused_columns: bool = field(default=False, metadata={"help": "Batches carry more than labels."})
+    # False and not the library's None, which it replaces by False: earlier versions saved that in every recipe.
+    activation_checkpointing: bool | None = field(default=False, metadata={"help": "Not for heads."})
+    gradient_checkpointing: bool | None = field(default=False, metadata={"help": "Not for heads."})
 
     def __post_init__(self) -> None:
         for name, instead in IGNORED.items():
             for said in said_of(self, name):
-                raise ValueError(f"{said} does nothing here: {instead}. Leave it out.")
+                raise ValueError(f"{said} is not for heads: {instead}. Leave it out.")
+        if self.max_steps < 1 and self.max_steps != -1:
+            raise ValueError(
+                f"max_steps={self.max_steps} trains nothing; give at least 1, or -1 for num_train_epochs."
+            )
+        if self.max_steps == -1 and not self.num_train_epochs > 0:
+            raise ValueError(
+                f"num_train_epochs={self.num_train_epochs} trains nothing; give more than 0, or max_steps."
+            )
         if self.greater_is_better is None and "divergence" in (self.metric_for_best_model or ""):
             self.greater_is_better = False  # the library knows names that end in "loss"
         super().__post_init__()

@@ -26,8 +26,9 @@ from transformers.utils import logging
 
 from ..attach import Speculation
 from ..mixin import enable_speculation
+from .answer_log import Answer, Question
 from .chat import ChatEncoder
-from .generations import Answer, Question, batch_seed
+from .generations import batch_seed
 
 logger = logging.get_logger(__name__)
 

@@ -88,7 +88,7 @@ def chains(supervised: Tensor, depths: int) -> Tensor:
     masks = [reached]
     for depth in range(1, depths):
         earlier = torch.zeros_like(known)
-        earlier[:, depth:] = known[:, : known.shape[1] - depth]
+        earlier[:, depth:] = known[:, : max(known.shape[1] - depth, 0)]  # a short row has no such depth
         reached = reached & earlier
         masks.append(reached)
     return torch.stack(masks, dim=-1)

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from torch.utils.data import Sampler
+from transformers import PreTrainedConfig
+
+from ..target import learned_positions
 
 BUCKET = 16  # rows whose lengths round up to the same multiple of this may meet in a batch
 
@@ -23,6 +26,19 @@ def refuse_long_rows(lengths: Sequence[int], tokens_per_batch: int) -> None:
             f"tokens_per_batch={tokens_per_batch} is less than the longest row ({longest} tokens); raise it or lower "
             "max_length."
         )
+
+
+def refuse_beyond_positions(longest: int, config: PreTrainedConfig, remedy: str) -> None:
+    """Raise ValueError if so many tokens exceed a target's learned positions.
+
+    Args:
+        longest: tokens that the target is to read.
+        config: the target's.
+        remedy: what to lower.
+    """
+    most = learned_positions(config.get_text_config())
+    if most is not None and longest > most:
+        raise ValueError(f"{longest} tokens exceed the target's {most} positions; lower {remedy}.")
 
 
 class LengthBatches(Sampler[list[int]]):

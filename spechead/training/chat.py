@@ -8,6 +8,8 @@ say) gives one row a turn; every other one gives one row a chat.
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +23,8 @@ Message = Mapping[str, Any]
 EXAMPLES_KEPT = 3
 # A template refuses a chat with its own words or, where it did not foresee one, with Python's; serving/prompts.py
 # answers the same errors with a 400.
-TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+MOST_IDS = 2**24  # no vocabulary is near it, and the counts of answers take memory up to the largest id
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class ChatEncoder:
         end_ids: token ids that end an answer; the tokenizer's EOS if None.
 
     Raises:
-        ValueError: if the tokenizer has no chat template.
+        ValueError: if the tokenizer has no chat template, or a template argument is not the template's to read.
     """
 
     def __init__(
@@ -85,6 +88,12 @@ class ChatEncoder:
             raise ValueError(
                 f"The tokenizer of {tokenizer.name_or_path!r} has no chat template, so chats cannot be rendered. Use "
                 "a target with one, set tokenizer.chat_template, or give rows with prompt_ids and response_ids."
+            )
+        own = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters}
+        if taken := sorted(own & set(template_kwargs or {})):
+            raise ValueError(
+                f"template_kwargs sets {', '.join(taken)}, apply_chat_template's own; give names that the "
+                "template names (enable_thinking and the like)."
             )
         self.tokenizer, self.template_kwargs = tokenizer, dict(template_kwargs or {})
         self.end_ids = frozenset(end_ids if end_ids is not None else [tokenizer.eos_token_id])
@@ -191,23 +200,67 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return a row's messages from `messages`, ShareGPT's `conversations` or a bare `prompt`.
+    """Return a row's messages from `messages`, ShareGPT's `conversations` (lists, or JSON of one) or a bare `prompt`.
 
     Raises:
         UnusableRow: if the row has none of them, or a ShareGPT speaker is unknown.
     """
-    for name in ("messages", "conversations"):
-        turns = row.get(name)
+    found = {name: value_of(row, name) for name in ("messages", "conversations")}
+    for name, turns in found.items():
         if turns and not (isinstance(turns, list | tuple) and all(isinstance(turn, Mapping) for turn in turns)):
             raise UnusableRow(f"{name} is no list of turns")
-    if row.get("messages"):
-        return [dict(message) for message in row["messages"]]
-    if row.get("conversations"):
+    if found["messages"]:
+        return [dict(message) for message in found["messages"]]
+    if found["conversations"]:
         roles = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
         try:
-            return [{"role": roles[turn["from"]], "content": turn["value"]} for turn in row["conversations"]]
-        except KeyError as error:
+            return [{"role": roles[turn["from"]], "content": turn["value"]} for turn in found["conversations"]]
+        except (KeyError, TypeError) as error:  # a speaker that is a list, say
             raise UnusableRow(f"unknown speaker or field {error} in conversations") from error
     if isinstance(row.get("prompt"), str):
         return [{"role": "user", "content": row["prompt"]}]
     raise UnusableRow("neither messages, conversations nor prompt")
+
+
+def value_of(row: Mapping[str, Any], name: str) -> Any:
+    """Return a row's value, decoded where it is JSON: what sources that disagree on a column's type are brought to."""
+    value = row.get(name)
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:  # a text of its own, for the reader to refuse
+            pass
+    return value
+
+
+def given_ids(row: Mapping[str, Any]) -> TokenRow:
+    """Return the row that `prompt_ids` and `response_ids` are.
+
+    Raises:
+        UnusableRow: if they are no token ids, or too few.
+    """
+    prompt, response = (value_of(row, name) or [] for name in ("prompt_ids", "response_ids"))
+    if not all(isinstance(ids, list) and all(map(is_whole, ids)) for ids in (prompt, response)):
+        raise UnusableRow("ids that are no token ids")
+    if not prompt or len(response) < 2:
+        raise UnusableRow("no prompt, or fewer than two answer tokens")
+    return TokenRow([int(token) for token in prompt + response], [[len(prompt), len(prompt) + len(response)]])
+
+
+def given_turn(row: Mapping[str, Any]) -> int:
+    """Return the number of a row's first turn.
+
+    Raises:
+        UnusableRow: if `turn` is no number of a turn.
+    """
+    turn = value_of(row, "turn")
+    if turn is None:
+        return 0
+    if not is_whole(turn):
+        raise UnusableRow("a turn that is no number from 0 on")
+    return int(turn)
+
+
+def is_whole(value: object) -> bool:
+    """Tell whether this is an id or a turn. One float in a file makes floats of all its numbers, so 7.0 is 7."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST_IDS and value % 1 == 0

@@ -14,11 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
 
 from ..bench.strict_json import write_json
 
+logger = logging.get_logger(__name__)
+
 SETTINGS_FILE = "settings.json"
 STATE_FILE = "trainer_state.json"  # the library writes it last
+# A head's or a draft's weights, adapters or shards; the optimiser; the schedule. Any may be missing or empty after a
+# full disk, or where someone deleted it to save room.
+PARTS = (("*.safetensors",), ("optimizer.pt", "optimizer.bin"), ("scheduler.pt",))
 # Where things lie and what is shown: none of it changes a weight. What `data` holds is in the key of the rows.
 FREE = frozenset(
     ("acceptance_new_tokens", "acceptance_prompts", "cache", "data", "dry_run", "features", "resume", "store")
@@ -48,16 +54,23 @@ def settings_of(training: Any, *others: Any, **more: Any) -> dict[str, Any]:
 
 
 def whole_checkpoints(directory: Path) -> list[Path]:
-    """Return the checkpoints that were written to their end, the newest last."""
+    """Return the checkpoints that were written to their end and hold all that a run goes on with, the newest last."""
     found: dict[int, Path] = {}
     for path in directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         step = path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
         try:
             json.loads((path / STATE_FILE).read_text())
-            found[int(step)] = path
+            if all(any(holds(path, name) for name in names) for names in PARTS):
+                found[int(step)] = path
         except (OSError, ValueError):
             continue  # killed while it was written
     return [found[step] for step in sorted(found)]
+
+
+def holds(checkpoint: Path, pattern: str) -> bool:
+    """Say whether a checkpoint has files of this pattern, none of them empty."""
+    sizes = [path.stat().st_size for path in checkpoint.glob(pattern)]
+    return bool(sizes) and all(sizes)
 
 
 def open_output(directory: Path, resume: bool, settings: dict[str, Any], write: bool) -> str | None:
@@ -89,7 +102,11 @@ def open_output(directory: Path, resume: bool, settings: dict[str, Any], write: 
     if write:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(settings, known)
-    return str(checkpoints[-1]) if checkpoints else None
+    if not checkpoints:
+        return None
+    if write:
+        logger.warning("Going on from %s.", checkpoints[-1])
+    return str(checkpoints[-1])
 
 
 def compare(before: dict[str, Any], now: dict[str, Any]) -> Sequence[str]:

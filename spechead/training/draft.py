@@ -27,8 +27,9 @@ from .arguments import DeviceDefaults
 from .callbacks import CurveAndLog, StopOnSignal
 from .chat import Skipped, UnusableRow, check_messages, messages_of
 from .checkpoints import open_output, settings_of
+from .checks import as_sources, at_least_one, check_dtype
 from .draft_answers import ANSWERS_DIRECTORY, learn_answers
-from .recipe import as_mapping, at_least_one, parse, save_recipe
+from .recipe import as_mapping, parse, save_recipe
 from .rows import hash_of, load_sources
 from .run import Outcome
 from .sources import load_target, load_tokenizer
@@ -78,12 +79,18 @@ class DraftArguments:
 
     def __post_init__(self) -> None:
         self.template_kwargs = as_mapping("template_kwargs", self.template_kwargs)
+        self.data = as_sources(self.data)
+        check_dtype(self.dtype)
         if (self.draft is None) == (self.keep_every is None):
             raise ValueError(
                 "Give either draft (a model of the target's family) or keep_every (layers of the target itself)."
             )
         self.answers = [self.answers] if isinstance(self.answers, str) else self.answers
-        at_least_one(answers_batch_size=self.answers_batch_size)
+        if self.keep_every is not None and self.keep_every < 2:
+            raise ValueError(f"keep_every={self.keep_every} drops no layer of the target; give at least 2.")
+        at_least_one(answers_batch_size=self.answers_batch_size, lora_alpha=self.lora_alpha, limit=self.limit)
+        if self.lora_rank < 0:
+            raise ValueError(f"lora_rank={self.lora_rank} must be at least 0 (0 = all weights).")
         if self.answers_epochs <= 0 or self.answers_learning_rate <= 0 or self.answers_max_length < 2:
             raise ValueError(
                 f"answers_epochs={self.answers_epochs} and answers_learning_rate={self.answers_learning_rate} must be "

@@ -16,7 +16,7 @@ from trl import SFTConfig, SFTTrainer
 from ..demo_target import cache_directory
 from .checkpoints import open_output, settings_of
 from .recipe import as_mapping
-from .rows import Rows, prepare_rows
+from .rows import Rows, prepare_rows, refuse_ids_beyond
 from .sources import end_ids
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def learn_answers(
         The draft; where a callback stopped the run early, it is not saved and the same command goes on.
 
     Raises:
-        ValueError: if an earlier run of this step was told something else.
+        ValueError: if the answers hold ids that the draft lacks, or an earlier run was told something else.
     """
     directory = Path(training.output_dir) / ANSWERS_DIRECTORY
     arguments = SFTConfig(
@@ -82,6 +82,7 @@ def learn_answers(
         as_mapping("template_kwargs", asked.template_kwargs),
         end_ids(asked, tokenizer),
     )
+    refuse_ids_beyond(rows.report, draft.config.get_text_config().vocab_size)
     made_of = {name: getattr(asked, name) for name in ("target", "target_revision", "draft", "keep_every")}
     told = settings_of(arguments, rows=rows.key, batch=asked.answers_batch_size, **made_of)
     last = open_output(directory, asked.resume, told, training.process_index == 0)

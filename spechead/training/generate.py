@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +21,15 @@ from transformers.utils import logging, resolve_revision
 
 from ..demo_target import resolve_target
 from ..heads.fingerprint import fingerprint
+from ..target import learned_positions
+from .answer_log import AnswerLog, repair_parts
 from .backends import FULL_LAW, EndpointBackend, LocalBackend
 from .chat import ChatEncoder, Skipped
-from .generations import AnswerLog, Backend, Interview, answer_all, repair_parts
+from .checks import as_sources, at_least_one, check_dtype
+from .generations import Backend, Interview, answer_all
 from .recipe import as_mapping, parse
 from .rows import hash_of, load_sources
-from .sources import end_ids, load_target, load_tokenizer
+from .sources import end_ids, load_config, load_target, load_tokenizer
 
 logger = logging.get_logger(__name__)
 
@@ -57,9 +61,13 @@ class GenerateArguments:
 
     def __post_init__(self) -> None:
         self.template_kwargs = as_mapping("template_kwargs", self.template_kwargs)
-        if not self.temperatures or min(self.temperatures) < 0:
+        self.data = as_sources(self.data)
+        check_dtype(self.dtype)
+        at_least_one(max_new_tokens=self.max_new_tokens, max_prompt_tokens=self.max_prompt_tokens, limit=self.limit)
+        self.temperatures = [float(heat) for heat in self.temperatures]  # YAML reads 1e-1 as text
+        if not self.temperatures or not all(math.isfinite(heat) and heat >= 0 for heat in self.temperatures):
             raise ValueError(
-                f"temperatures={self.temperatures} must be one or more numbers of at least 0 (0 = greedy)."
+                f"temperatures={self.temperatures} must be one or more finite numbers of at least 0 (0 = greedy)."
             )
 
 
@@ -84,6 +92,11 @@ class BackendArguments:
     retries: int = field(default=5, metadata={"help": "Further attempts after a failed request."})
 
     def __post_init__(self) -> None:
+        at_least_one(
+            rows_per_batch=self.rows_per_batch, tokens_per_batch=self.tokens_per_batch, concurrency=self.concurrency
+        )
+        if self.retries < 0:
+            raise ValueError(f"retries={self.retries} must be at least 0 (a failed request ends the run).")
         if self.speculative is not None and self.endpoint is not None:
             raise ValueError(
                 f"speculative={self.speculative!r} is for the local target, and endpoint={self.endpoint!r} answers "
@@ -124,6 +137,12 @@ def generate_data(argv: Sequence[str] | None = None) -> list[str]:
     if asked.limit is not None:
         data = data.select(range(min(asked.limit, len(data))))
     names = row_ids(data.select_columns([name for name in ("id", "source") if name in data.column_names]))
+    most = learned_positions(load_config(asked).get_text_config())
+    if most is not None and most <= asked.max_new_tokens:
+        raise ValueError(
+            f"max_new_tokens={asked.max_new_tokens} leaves no prompt within the target's {most} positions."
+        )
+    longest = asked.max_prompt_tokens if most is None else min(asked.max_prompt_tokens, most - asked.max_new_tokens)
     directory = Path(asked.output_dir)
     backend, prints = make_backend(asked, how, encoder, state.device)
     directory.mkdir(parents=True, exist_ok=True)
@@ -141,7 +160,7 @@ def generate_data(argv: Sequence[str] | None = None) -> list[str]:
         log,
         asked.temperatures,
         asked.seed,
-        asked.max_prompt_tokens,
+        longest,
     )
     tokens = sum(
         answer_all(

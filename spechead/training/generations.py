@@ -1,67 +1,26 @@
-"""The target answers prompts: what to ask, in which batches, and how answers are kept so that a kill loses and repeats
-none.
+"""The target answers prompts: what to ask, and in which batches.
 
-Each process appends to its own `part-*.jsonl`; a line is one answer with its prompt's and its own token ids, EOS
-included. On start one process cuts half-written last lines off all parts, then every process notes which answers are
-there and skips them, whatever number of processes wrote them. Chats with several user turns are answered turn by turn,
-each on the target's own earlier answers, a window of rows at a time: what is in memory does not grow with the data.
+Chats with several user turns are answered turn by turn, each on the target's own earlier answers, a window of rows at
+a time: what is in memory does not grow with the data. Answers that are there are not asked again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import json
-import mmap
-import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from datasets import Dataset
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # ships no types
-from transformers.utils import logging
 
+from .answer_log import Answer, AnswerLog, Question, key_of
 from .chat import ChatEncoder, Skipped, UnusableRow, messages_of
 from .rows import hash_of
 
-logger = logging.get_logger(__name__)
-
 WINDOW_ROWS = 4096  # held at once: many batches to sort by length, about 100 MB of prompts
-
-
-def key_of(row_id: str, turn: int) -> str:
-    """Return the name of a turn, unique in a run."""
-    return f"{row_id}#{turn}"
-
-
-@dataclass(frozen=True)
-class Question:
-    """One turn to be answered: `prompt_ids` is the rendered history with the generation prompt."""
-
-    row_id: str
-    turn: int
-    source: str
-    temperature: float
-    prompt_ids: list[int]
-
-    @property
-    def key(self) -> str:
-        """The turn's name."""
-        return key_of(self.row_id, self.turn)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The target's answer to a question; `retokenized` where only its text was known."""
-
-    response_ids: list[int]
-    finish: str
-    seed: int | None = None
-    retokenized: bool = False
 
 
 class Backend(Protocol):
@@ -75,79 +34,6 @@ class Backend(Protocol):
 
     def answer(self, questions: Sequence[Question]) -> list[Answer | None]:
         """Return one answer a question, in order."""
-
-
-class AnswerLog:
-    """The answers of a run on disk: all parts are read, one is appended to, and in memory is only where each lies."""
-
-    def __init__(self, directory: Path, rank: int = 0):
-        directory.mkdir(parents=True, exist_ok=True)
-        self.path = directory / f"part-{rank:05d}.jsonl"
-        self._places: dict[str, tuple[Path, int]] = {}  # part, and first byte of the line
-        for part in sorted(directory.glob("part-*.jsonl")):
-            start = 0
-            with part.open("rb") as lines:
-                for line in lines:
-                    record = json.loads(line)
-                    self._places[key_of(record["id"], record["turn"])] = part, start
-                    start += len(line)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._places
-
-    def response_ids(self, key: str) -> list[int] | None:
-        """Read an answer back; None where it was dropped.
-
-        Raises:
-            KeyError: if the turn was never answered.
-        """
-        part, start = self._places[key]
-        with part.open("rb") as lines:
-            lines.seek(start)
-            ids: list[int] | None = json.loads(lines.readline())["response_ids"]
-        return ids
-
-    def add(self, questions: Iterable[Question], answers: Iterable[Answer | None]) -> int:
-        """Append a batch's answers in one write; dropped ones are kept without ids, so they are not asked again.
-
-        Returns:
-            The number of answer tokens written.
-        """
-        lines, tokens = [], 0
-        with self.path.open("ab") as part:
-            start = part.tell()
-            for question, answer in zip(questions, answers, strict=True):
-                record: dict[str, Any] = {
-                    "id": question.row_id,
-                    "turn": question.turn,
-                    "source": question.source,
-                    "temperature": question.temperature,
-                    "prompt_ids": question.prompt_ids,
-                } | (asdict(answer) if answer is not None else {"response_ids": None, "finish": "dropped"})
-                lines.append(json.dumps(record).encode() + b"\n")
-                self._places[question.key] = self.path, start
-                start += len(lines[-1])
-                tokens += len(record["response_ids"] or [])
-            part.write(b"".join(lines))
-            part.flush()
-            os.fsync(part.fileno())
-        return tokens
-
-
-def repair_parts(directory: Path) -> None:
-    """Cut every part after its last newline: what follows was being written when its process was killed.
-
-    To be called by one process, before any of them writes.
-    """
-    for path in sorted(directory.glob("part-*.jsonl")):
-        size = path.stat().st_size
-        if not size:  # an empty file cannot be mapped
-            continue
-        with path.open("rb") as part, mmap.mmap(part.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            whole = content.rfind(b"\n") + 1
-        if whole < size:
-            logger.warning("%s: dropping a half-written answer; it is asked again.", path)
-            os.truncate(path, whole)
 
 
 def temperature_of(row_id: str, turn: int, temperatures: Sequence[float], seed: int) -> float:
@@ -192,11 +78,12 @@ class Interview:
         """Return the questions of the `turn`-th user turn that are not answered yet.
 
         Rows that have no such turn, or that cannot be asked it (which is counted), are taken out of `rows`.
+
+        Raises:
+            ValueError: if an answer is there that was given to another prompt.
         """
         asked = []
         for row_id, row in list(rows.items()):
-            if key_of(row_id, turn) in self.log:
-                continue
             prompt = None
             try:
                 prompt = self._prompt(row_id, row, turn)
@@ -204,6 +91,8 @@ class Interview:
                 self.skipped.add(str(reason), row)
             if prompt is None:
                 del rows[row_id]
+            elif key_of(row_id, turn) in self.log:
+                self.log.check(key_of(row_id, turn), prompt)
             else:
                 heat = temperature_of(row_id, turn, self.temperatures, self.seed)
                 asked.append(Question(row_id, turn, str(row.get("source", "")), heat, prompt))

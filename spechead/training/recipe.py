@@ -16,12 +16,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from trl import TrlParser
 
 from ..demo_target import cache_directory
+from ..heads.config import Eagle3Config, EagleConfig, MedusaConfig
 from .arguments import default_of, said_of
+from .checks import as_sources, at_least_one, check_decay, check_dtype, check_head, check_types
 
 FEATURES = ("online", "store")
 
@@ -49,11 +50,8 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         self.template_kwargs = as_mapping("template_kwargs", self.template_kwargs)
-        self.data = [self.data] if isinstance(self.data, str) else self.data
-        if not self.data:
-            raise ValueError("data is empty; name at least one file, directory or Hub dataset.")
-        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise ValueError(f"dtype={self.dtype!r} is none of torch's; give bfloat16, float16 or float32.")
+        self.data = as_sources(self.data)
+        check_dtype(self.dtype)
         at_least_one(max_length=self.max_length)
         if self.features not in FEATURES:
             raise ValueError(f"features={self.features!r} is unknown; give one of {', '.join(FEATURES)}.")
@@ -133,6 +131,7 @@ class EagleArguments:
         self.head = as_mapping("head", self.head)
         if self.method not in ("eagle", "eagle3"):
             raise ValueError(f"method={self.method!r} is unknown; give eagle3, or eagle for EAGLE-1/2.")
+        check_head(EagleConfig if self.method == "eagle" else Eagle3Config, self.head)
         at_least_one(depths=self.depths, draft_vocab_size=self.draft_vocab_size, softmax_rows=self.softmax_rows)
         check_decay(self.decay)
         if self.init_head is not None:
@@ -162,24 +161,12 @@ class MedusaArguments:
 
     def __post_init__(self) -> None:
         self.head = as_mapping("head", self.head)
+        check_head(MedusaConfig, self.head)
         at_least_one(num_heads=self.num_heads, softmax_rows=self.softmax_rows)
         check_decay(self.decay)
         refuse_twice(self, "num_heads")
         if self.init_head is not None:
             refuse_beside_init_head(self, "num_heads", "head")
-
-
-def at_least_one(**counts: int | None) -> None:
-    """Raise ValueError for a count below 1; None leaves it open."""
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value} leaves nothing to train; give at least 1.")
-
-
-def check_decay(decay: float) -> None:
-    """Raise ValueError unless each depth weighs something, and no more than the one before."""
-    if not 0.0 < decay <= 1.0:
-        raise ValueError(f"decay={decay} must be above 0 and at most 1.")
 
 
 def refuse_beside_init_head(arguments: Any, *names: str) -> None:
@@ -220,19 +207,19 @@ def parse(classes: Sequence[type], argv: Sequence[str] | None = None) -> tuple[A
         argv: arguments, `sys.argv[1:]` by default.
 
     Raises:
-        ValueError: for a name that none of the classes has, with the nearest one.
+        ValueError: for a name that none of the classes has, with the nearest one, and for a value in the file that its
+            field does not take.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    known = sorted(
-        {entry.name for cls in classes for entry in dataclasses.fields(cls) if entry.init} | {"env", "config", "help"}
-    )
+    fields = {entry.name for cls in classes for entry in dataclasses.fields(cls) if entry.init} | {"env"}
+    known = sorted(fields | {"config", "help"})
     argv = [part for argument in argv for part in split_config(argument)]
-    if "--config" in argv and argv.index("--config") + 1 < len(argv):
-        path = Path(argv[argv.index("--config") + 1])
-        if not path.exists():
-            raise ValueError(f"--config {path} does not exist.")
-        for name in read_config(path):
-            refuse_unknown(name, known, f"{path}")
+    path = config_path(argv)
+    if path is not None:
+        said = read_config(path)
+        for name in said:
+            refuse_unknown(name, sorted(fields), f"{path}")
+        check_types(said, classes, f"{path}")
     for argument in argv:
         if argument.startswith("--"):
             name = argument[2:].split("=")[0].replace("-", "_")
@@ -246,6 +233,22 @@ def split_config(argument: str) -> list[str]:
     """Return `--config=file` as two arguments, which is how TRL's parser wants it, and any other as it is."""
     name, equals, path = argument.partition("=")
     return [name, path] if equals and name == "--config" else [argument]
+
+
+def config_path(argv: Sequence[str]) -> Path | None:
+    """Return the file that `--config` names, or None without it.
+
+    Raises:
+        ValueError: if it names none, or one that is not there.
+    """
+    if "--config" not in argv:
+        return None
+    named = next(iter(argv[argv.index("--config") + 1 :]), "")
+    if not named or named.startswith("--"):
+        raise ValueError("--config names no file; give it a recipe, as in `--config recipe.yaml`, or leave it out.")
+    if not Path(named).exists():
+        raise ValueError(f"--config {named} does not exist.")
+    return Path(named)
 
 
 def read_config(path: Path) -> dict[str, Any]:

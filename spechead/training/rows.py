@@ -1,7 +1,6 @@
 """Training rows from any source, cached under a key of everything they depend on.
 
-A source is a JSONL or parquet file, a directory of such files, or a dataset on the Hub (`name` or `name:split`). Rows
-with `prompt_ids` and `response_ids` (what generate_data.py writes) are taken as they are; chats go through
+Rows with `prompt_ids` and `response_ids` (what generate_data.py writes) are taken as they are; chats go through
 `ChatEncoder`. Every process may call `prepare_rows`: the first one builds under a file lock, the others wait for it
 and read, outside any collective that could time out.
 """
@@ -17,21 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, Features, List, Value, concatenate_datasets, load_dataset
+from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
-from datasets.exceptions import DatasetGenerationError
 from filelock import FileLock
 from huggingface_hub.utils.sha import sha_fileobj
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .chat import ChatEncoder, Skipped, TokenRow, UnusableRow, messages_of
+from ..bench.strict_json import write_json
+from .chat import ChatEncoder, Skipped, TokenRow, UnusableRow, given_ids, given_turn, messages_of
+from .loading import files_of, load_source, load_sources
 
 logger = logging.get_logger(__name__)
 
-ROWS_VERSION = 4  # raise it when the same source would give other rows
-ROWS_FILE, COUNTS_FILE = "rows.arrow", "counts.npy"
-KNOWN_COLUMNS = ("id", "turn", "source", "prompt_ids", "response_ids", "messages", "conversations", "prompt")
+ROWS_VERSION = 5  # raise it when the same source would give other rows
+ROWS_FILE, COUNTS_FILE, REPORT_FILE = "rows.arrow", "counts.npy", "report.json"
 ROW_FEATURES = Features(
     {
         "row_id": Value("string"),
@@ -42,7 +41,6 @@ ROW_FEATURES = Features(
         "length": Value("int32"),
     }
 )
-FILE_KINDS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
 @dataclass(frozen=True)
@@ -64,59 +62,6 @@ class Rows:
     def lengths(self) -> list[int]:
         """Return the number of tokens of each row."""
         return self.data.with_format("numpy")["length"][:].tolist()
-
-
-def files_of(source: str) -> list[str]:
-    """Return the files of a source on disk, sorted; none for a dataset on the Hub."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        # A .json beside them is a record about the rows, not rows.
-        return sorted(str(file) for file in path.rglob("*") if file.suffix in FILE_KINDS and file.suffix != ".json")
-    return [str(path)] if path.exists() else []
-
-
-def load_source(source: str) -> Dataset:
-    """Load one source.
-
-    Raises:
-        ValueError: if a path has no readable file, or a Hub name cannot be loaded.
-    """
-    files = files_of(source)
-    if files:
-        kinds = {FILE_KINDS.get(Path(file).suffix) for file in files}
-        if len(kinds) != 1 or None in kinds:
-            raise ValueError(f"{source} must hold files of one kind out of {sorted(FILE_KINDS)}.")
-        try:
-            return load_dataset(kinds.pop(), data_files=files, split="train")
-        except (StopIteration, DatasetGenerationError, OSError) as error:
-            reason = error.__cause__ or error
-            raise ValueError(
-                f"{source} cannot be read ({type(reason).__name__}: {reason}); is a file empty, or a line broken?"
-            ) from error
-    name, _, split = source.partition(":")
-    try:
-        return load_dataset(name, split=split or "train")
-    except Exception as error:
-        raise ValueError(
-            f"{source!r} is neither a file, nor a directory with {', '.join(FILE_KINDS)} files, nor a dataset that "
-            f"can be loaded from the Hub ({type(error).__name__}: {error})."
-        ) from error
-
-
-def load_sources(sources: Sequence[str]) -> Dataset:
-    """Load and concatenate sources; rows keep `id` and `source` where they have them, else get the source's own
-    name."""
-    parts = []
-    for source in sources:
-        part = load_source(source)
-        if "source" not in part.column_names:
-            part = part.add_column("source", [Path(source).name] * len(part))
-        part = part.select_columns([name for name in KNOWN_COLUMNS if name in part.column_names])
-        for name in ("id", "source"):
-            if name in part.column_names:  # sources disagree on whether ids are numbers
-                part = part.cast_column(name, Value("string"))
-        parts.append(part)
-    return concatenate_datasets(parts) if len(parts) > 1 else parts[0]
 
 
 def hash_of(value: object) -> str:
@@ -191,10 +136,44 @@ def prepare_rows(
     directory = cache / f"rows-{key}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(str(directory) + ".lock"):
-        if not (directory / "report.json").exists():
-            build_rows(data, directory, tokenizer, max_length, template_kwargs, end_ids)
-    report = json.loads((directory / "report.json").read_text())
-    return Rows(Dataset.from_file(str(directory / ROWS_FILE)), key, report, directory)
+        if (found := cached_rows(directory, key)) is not None:
+            return found
+        build_rows(data, directory, tokenizer, max_length, template_kwargs, end_ids)
+        found = cached_rows(directory, key)
+    if found is None:
+        raise ValueError(f"The rows just written to {directory} cannot be read; delete it, and look at the disk.")
+    return found
+
+
+def cached_rows(directory: Path, key: str) -> Rows | None:
+    """Return rows written before; None where there are none, or where they cannot be read and are to be rebuilt."""
+    if not (directory / REPORT_FILE).exists():
+        return None
+    try:
+        report = json.loads((directory / REPORT_FILE).read_text())
+        rows = Rows(Dataset.from_file(str(directory / ROWS_FILE)), key, report, directory)
+        np.load(directory / COUNTS_FILE, mmap_mode="r")
+        if report["rows"] == len(rows):
+            return rows
+        reason = "it holds another number of rows than its report"
+    except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    logger.warning("The cached rows in %s cannot be read (%s) and are built again.", directory, reason)
+    return None
+
+
+def refuse_ids_beyond(report: Mapping[str, Any], vocab_size: int) -> None:
+    """Refuse rows with token ids that a model has no embedding for.
+
+    Raises:
+        ValueError: if their largest id is not below `vocab_size`.
+    """
+    if report["largest_id"] >= vocab_size:
+        raise ValueError(
+            f"The rows hold token id {report['largest_id']}, and the model's vocabulary has {vocab_size} ids, 0 to "
+            f"{vocab_size - 1}: prompt_ids and response_ids are of another tokenizer. Give answers made by this "
+            "target, or chats as messages, which are tokenized here."
+        )
 
 
 def build_rows(
@@ -220,8 +199,9 @@ def build_rows(
     for line in skipped.lines():
         logger.warning(line)
     rows = Dataset.from_file(str(directory / ROWS_FILE))
-    counts = np.zeros(len(tokenizer), dtype=np.int64)
+    counts, largest = np.zeros(len(tokenizer), dtype=np.int64), 0
     for row in rows:
+        largest = max(largest, *row["input_ids"])
         for start, stop in row["spans"]:
             found = np.bincount(row["input_ids"][start:stop])
             if len(found) > len(counts):  # a target can sample ids that its tokenizer does not have
@@ -232,10 +212,11 @@ def build_rows(
         "rows": len(rows),
         "tokens": int(sum(rows["length"])),
         "answer_tokens": int(counts.sum()),
+        "largest_id": largest,
         "skipped": dict(skipped.counts),
         "skipped_examples": skipped.examples,
     }
-    (directory / "report.json").write_text(json.dumps(report, indent=1))
+    write_json(report, directory / REPORT_FILE)
 
 
 def encoded_rows(
@@ -245,7 +226,7 @@ def encoded_rows(
     for place, row in enumerate(data):
         name = str(row.get("id") if row.get("id") is not None else place)
         try:
-            for turn, made in enumerate(encode_row(row, encoder), start=row.get("turn") or 0):
+            for turn, made in enumerate(encode_row(row, encoder), start=given_turn(row)):
                 cut = cut_row(made, max_length)
                 yield {
                     "row_id": name if turn == 0 else f"{name}.{turn}",
@@ -266,10 +247,7 @@ def encode_row(row: Mapping[str, Any], encoder: ChatEncoder | None) -> list[Toke
         UnusableRow: if it cannot be used.
     """
     if row.get("response_ids") is not None:
-        prompt, response = list(row["prompt_ids"] or []), list(row["response_ids"])
-        if not prompt or len(response) < 2:
-            raise UnusableRow("no prompt, or fewer than two answer tokens")
-        return [TokenRow(prompt + response, [[len(prompt), len(prompt) + len(response)]])]
+        return [given_ids(row)]
     if encoder is None:
         raise UnusableRow("neither response_ids nor messages")
     return encoder.rows(messages_of(row))

@@ -27,7 +27,7 @@ from ..hub.provenance import RECIPE_FILE, write_digests
 from .acceptance import METRIC as ACCEPTANCE
 from .acceptance import MeasureAcceptance
 from .arguments import HeadTrainingArguments
-from .batching import refuse_long_rows
+from .batching import refuse_beyond_positions, refuse_long_rows
 from .callbacks import CurveAndLog, FirstDepthFirst, StopOnSignal
 from .checkpoints import open_output, settings_of
 from .dataset import RowDataset
@@ -46,7 +46,7 @@ from .recipe import (
     parse,
     save_recipe,
 )
-from .rows import Rows, hash_of
+from .rows import Rows, hash_of, refuse_ids_beyond
 from .selection import draft_vocabulary, prompt_digests, report_coverage
 from .sources import Sources, load_config, load_rows, load_tokenizer, open_sources
 from .start import loaded_head, start_from_target, start_lm_heads
@@ -133,8 +133,10 @@ class Run:
         """
         tokenizer = load_tokenizer(self.data)
         rows = load_rows(self.data, tokenizer)
-        refuse_long_rows(rows.lengths(), self.run.tokens_per_batch)  # before a store is written for hours
         config = load_config(self.data)
+        refuse_long_rows(rows.lengths(), self.run.tokens_per_batch)  # before a store is written for hours
+        refuse_beyond_positions(max(rows.lengths()), config, "max_length")
+        refuse_ids_beyond(rows.report, config.get_text_config().vocab_size)
         set_seed(self.training.seed)  # what the target does not give the head is drawn
         head = build(config, rows)
         covered = None
@@ -166,10 +168,12 @@ class Run:
         if self.run.dry_run:
             return Outcome(None, dry_run(trainer, rows, tokenizer, sources, self.data))
         batch = self.training.world_size * self.training.gradient_accumulation_steps
-        told = settings_of(self.training, self.data, self.run, self.method, rows=rows.key, micro_batches=batch)
+        chosen_by = self.training.metric_for_best_model if self.training.load_best_model_at_end else None
+        more = {"rows": rows.key, "micro_batches": batch, "metric_for_best_model": chosen_by}
+        told = settings_of(self.training, self.data, self.run, self.method, **more)
         try:
             checkpoint = open_output(self.output, self.run.resume, told, self.training.process_index == 0)
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.go_on(checkpoint)
         finally:
             stop.restore()
         if stop.stopped:
@@ -209,9 +213,10 @@ class Run:
         best = "eval_expected_length"
         if self.run.acceptance_prompts > 0:
             target = sources.target if self.training.process_index == 0 else None
-            callbacks.append(
-                MeasureAcceptance(target, objective.head, self.prompts(held_out), self.run.acceptance_new_tokens)
-            )
+            prompts = self.prompts(held_out)
+            longest = max(map(len, prompts)) + self.run.acceptance_new_tokens
+            refuse_beyond_positions(longest, sources.ends.config, "acceptance_new_tokens or max_length")
+            callbacks.append(MeasureAcceptance(target, objective.head, prompts, self.run.acceptance_new_tokens))
             best = ACCEPTANCE
         if self.training.metric_for_best_model == "auto":
             self.training.metric_for_best_model, self.training.greater_is_better = best, True
@@ -260,7 +265,10 @@ class Run:
         if different:
             raise ValueError(f"{self.output} does not read back what was trained: {', '.join(different)} differ.")
         save_recipe(self.output / RECIPE_FILE, self.data, self.run, self.method, self.training)
-        best = {"metric": self.training.metric_for_best_model, "value": trainer.state.best_metric}
+        state = trainer.state
+        best = {"metric": self.training.metric_for_best_model, "value": state.best_metric}
+        is_best = self.training.load_best_model_at_end and state.best_metric is not None
+        step = state.best_global_step if is_best else state.global_step
         summary = {
             "target": self.data.target,
             "target_revision": self.data.target_revision,
@@ -268,11 +276,11 @@ class Run:
             "rows": rows.report,
             "rows_key": rows.key,
             "draft_vocab_coverage": covered,
-            "steps": trainer.state.global_step,
-            "epochs": trainer.state.epoch,
-            "best": best,
-            "best_step": trainer.state.best_global_step,
-            "log": trainer.state.log_history,
+            "steps": state.global_step,
+            "epochs": state.epoch,
+            "step": step,
+            "best": best if is_best else None,
+            "log": state.log_history,
             "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "datasets")},
             "python": platform.python_version(),
         }
@@ -280,9 +288,11 @@ class Run:
         digests = prompt_digests(rows, self.method.init_head)
         write_digests(digests, self.output)
         use = f"--target {self.data.target} --head {self.output} --speculative {METHODS[type(head)]}"
+        use += f" --dtype {self.data.dtype}"
         lines = [
-            f"Head: {self.output} (best {best['metric']}: {best['value']}, step {trainer.state.best_global_step})",
+            f"Head: {self.output} (step {step}, "
+            + (f"best {best['metric']}: {best['value']})" if is_best else "the last)"),
             f"Use it:     spechead generate '...' {use}",
             f"Publish it: spechead publish <user>/<name> {self.output} --license <licence>",
         ]
-        return Outcome(self.output, lines, {best["metric"]: best["value"]})
+        return Outcome(self.output, lines, {best["metric"]: best["value"]} if is_best else {})

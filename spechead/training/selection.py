@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -86,18 +87,23 @@ def report_coverage(rows: RowTable, ids: Tensor) -> dict[str, float]:
 
 
 def split_rows(rows: Rows, share: float, seed: int = 0) -> tuple[list[int], list[int]]:
-    """Return the numbers of training and of held-out rows; rows of one chat stay together, whatever their order."""
-    draw: dict[str, float] = {}
-    train: list[int] = []
-    held_out: list[int] = []
-    for number, chat in enumerate(rows.data["chat"]):
-        if chat not in draw:
-            draw[chat] = int(hashlib.sha256(f"{seed}:{chat}".encode()).hexdigest()[:8], 16) / 16**8
-        (held_out if draw[chat] < share else train).append(number)
+    """Return the numbers of training and of held-out rows; rows of one chat stay together, whatever their order.
+
+    Raises:
+        ValueError: if either has none.
+    """
+    chats = rows.data["chat"][:]
+    draw = {chat: int(hashlib.sha256(f"{seed}:{chat}".encode()).hexdigest()[:8], 16) / 16**8 for chat in set(chats)}
+    # Of few chats none may draw below a small share: the one that draws least is held out then, and never the last.
+    least, most = min(draw.values()), max(draw.values())
+    limit = min(max(share, math.nextafter(least, 1.0)), most)
+    train = [number for number, chat in enumerate(chats) if draw[chat] >= limit]
+    held_out = [number for number, chat in enumerate(chats) if draw[chat] < limit]
     if not train or not held_out:
+        alike = " All have one id, so they count as one chat, which is not split; give each chat an id of its own."
         raise ValueError(
             f"held_out={share} of {len(rows)} rows leaves {len(train)} to train on and {len(held_out)} held out; "
-            "both need some."
+            f"both need some.{alike if len(draw) == 1 < len(rows) else ''}"
         )
     return train, held_out
 

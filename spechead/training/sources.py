@@ -6,12 +6,14 @@ the target's embedding and LM head from the store itself.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub import ResolvedRevision
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,7 +23,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import logging, resolve_revision
 
 from ..demo_target import resolve_target
 from ..heads.fingerprint import compare_logits, fingerprint
@@ -36,6 +38,9 @@ from .store import FeatureStore, is_whole, store_bytes
 from .trainer import WEIGHTS
 
 logger = logging.get_logger(__name__)
+
+WEIGHT_FILES = (".safetensors", ".bin")
+SAMPLED_PIECES, SAMPLED_BYTES = 64, 2**16  # of a weight file: a 140 GB target costs no reading of it
 
 
 class NamesTarget(Protocol):
@@ -124,7 +129,26 @@ def store_key(data: DataArguments, rows: Rows, config: PreTrainedConfig) -> str:
         for name, value in config.to_dict().items()
         if name not in ("transformers_version", "_name_or_path")
     }
-    return hash_of([rows.key, data.target, data.target_revision, data.dtype, sizes])
+    return hash_of([rows.key, data.target, data.target_revision, data.dtype, sizes, weights_of(data)])
+
+
+def weights_of(data: NamesTarget) -> list[Any]:
+    """Return what changes with a target's weights: the Hub's commit, or of a directory's files their size and a sample
+    of their bytes, which training in place does not leave alone."""
+    place = resolve_target(data.target)
+    files = sorted(path for path in Path(place).glob("*") if path.suffix in WEIGHT_FILES)
+    if not files:
+        revision = resolve_revision(place, data.target_revision)
+        return [revision.resolved if isinstance(revision, ResolvedRevision) else None]
+    found: list[Any] = []
+    for path in files:
+        size, digest = path.stat().st_size, hashlib.sha256()
+        with path.open("rb") as file:
+            for piece in range(SAMPLED_PIECES):
+                file.seek(piece * size // SAMPLED_PIECES)
+                digest.update(file.read(SAMPLED_BYTES))
+        found.append([path.name, size, digest.hexdigest()[:16]])
+    return found
 
 
 def store_directory(data: DataArguments, key: str, taps: tuple[int, ...]) -> Path:

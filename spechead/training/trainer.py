@@ -17,12 +17,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerControl, TrainingArguments
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from .acceptance import METRIC, MeasureAcceptance
 from .batch import collate, supervised_entries
 from .batching import LengthBatches, refuse_long_rows
+from .checkpoints import STATE_FILE
 from .dataset import Features, RowDataset
 from .objective import Objective
 
@@ -201,6 +202,20 @@ class HeadTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.log(metrics)
         return metrics
+
+    def go_on(self, checkpoint: str | None) -> None:
+        """Train, from a checkpoint where one is given; a run whose last step it holds takes no further one.
+
+        The library asks whether `max_steps` are done only after a step.
+        """
+        state = None if checkpoint is None else TrainerState.load_from_json(str(Path(checkpoint) / STATE_FILE))
+        if checkpoint is None or state is None or not 0 < self.args.max_steps <= state.global_step:
+            self.train(resume_from_checkpoint=checkpoint)
+            return
+        self.state = state
+        if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            checkpoint = str(Path(checkpoint).with_name(Path(state.best_model_checkpoint).name))
+        self._load_from_checkpoint(checkpoint)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         output_dir = output_dir if output_dir is not None else self.args.output_dir

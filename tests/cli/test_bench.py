@@ -194,6 +194,8 @@ def test_a_prompts_line_says_what_differs(difference: Difference | None, text: s
     plain = Record(0, "plain", ["x"], "chat", 0, 3.0, 0.1, 12)
     other = Record(0, "prompt_lookup", ["x"], "chat", 0, 2.0, 0.1, 12, differences=[difference] if difference else [])
     assert text in demo_command.describe([plain, other])
+    other.stats = {"row_steps": 5, "emitted_tokens": 11}
+    assert "1.50x, 2.20 tokens a step, " in demo_command.describe([plain, other])
 
 
 def test_an_output_that_rounding_does_not_explain_fails_the_demo(

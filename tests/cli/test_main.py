@@ -34,7 +34,13 @@ def test_main_takes_arguments() -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(ValueError("two\nlines"), 2), (OSError("two\nlines"), 1), (DemoTargetError("two\nlines"), 1)],
+    [
+        (ValueError("two\nlines"), 2),
+        (OSError("two\nlines"), 1),
+        (DemoTargetError("two\nlines"), 1),
+        (ImportError("two\nlines"), 1),
+        (EOFError("two\nlines"), 1),
+    ],
 )
 def test_errors_are_one_line_with_their_exit_code(error: Exception, code: int) -> None:
     failing = typer.Typer(cls=Commands, pretty_exceptions_enable=False)

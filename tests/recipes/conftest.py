@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tests.byte_tokenizer import byte_tokenizer
 
@@ -35,6 +35,19 @@ def tiny(tmp_path_factory):
         bos_token_id=None,
     )
     LlamaForCausalLM(config).save_pretrained(where)
+    tokenizer.save_pretrained(where)
+    return where
+
+
+@pytest.fixture(scope="session")
+def learned(tmp_path_factory):
+    """Directory of a seeded GPT-2 with a table of 96 positions."""
+    where = tmp_path_factory.mktemp("learned-positions")
+    tokenizer = byte_tokenizer()
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 96}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    GPT2LMHeadModel(GPT2Config(**sizes, **ends)).save_pretrained(where)
     tokenizer.save_pretrained(where)
     return where
 

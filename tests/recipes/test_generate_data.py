@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from spechead import mixin
 from spechead.training import generate
+from spechead.training.answer_log import AnswerLog, Question, repair_parts
 from spechead.training.backends import EndpointBackend, LocalBackend
 from spechead.training.chat import ChatEncoder
 from spechead.training.generate import generate_data, row_ids
-from spechead.training.generations import AnswerLog, Question, batches, repair_parts
+from spechead.training.generations import batches
 from spechead.training.rows import load_sources
 
 
@@ -168,6 +169,51 @@ def test_other_settings_in_the_same_directory_are_refused(settings, flags):
     generate_data(flags(settings | {"limit": "2"}))
     with pytest.raises(ValueError, match="seed"):
         generate_data(flags(settings | {"limit": "2", "seed": "5"}))
+
+
+def test_edited_prompts_are_refused_and_appended_ones_asked(settings, flags, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    told = flags(settings | {"data": [str(path)], "temperatures": ["0.0"]})
+    texts = ["red sun", "old moon", "blue tree"]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    generate_data(told)
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in [*texts, "new bird"]))
+    generate_data(told)
+    made = records(tmp_path / "answers")
+    assert sorted(record["id"] for record in made) == ["0", "1", "2", "3"]
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ["first", *texts, "new bird"]))
+    with pytest.raises(ValueError, match=r"row 0, turn 0, that was given to another prompt"):
+        generate_data(told)
+    assert records(tmp_path / "answers") == made
+
+
+def test_a_later_turn_does_not_follow_an_answer_to_another_prompt(settings, flags, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    told = flags(settings | {"data": [str(path)]})
+
+    def write(*texts):
+        turns = [turn for text in texts for turn in ({"role": "user", "content": text},)]
+        path.write_text(json.dumps({"id": "a", "messages": turns}) + "\n")
+
+    write("red sun")
+    generate_data(told)
+    write("old moon", "blue tree")
+    with pytest.raises(ValueError, match=r"row a, turn 0"):
+        generate_data(told)
+    assert len(records(tmp_path / "answers")) == 1
+    write("red sun", "blue tree")
+    generate_data(told)
+    assert [record["turn"] for record in records(tmp_path / "answers")] == [0, 1]
+
+
+def test_prompts_stay_within_learned_positions(settings, flags, learned, tmp_path):
+    lines = generate_data(flags(settings | {"target": str(learned), "max_new_tokens": "70"}))
+    made = records(tmp_path / "answers")
+    assert made
+    assert all(len(record["prompt_ids"]) + 70 <= 96 for record in made)
+    assert any("a history of more than 26 tokens" in line for line in lines)
+    with pytest.raises(ValueError, match=r"max_new_tokens=96 leaves no prompt within the target's 96 positions"):
+        generate_data(flags(settings | {"target": str(learned), "max_new_tokens": "96", "output_dir": "other"}))
 
 
 def test_provenance_says_how_the_answers_were_made(settings, flags, tmp_path):
@@ -350,7 +396,9 @@ def test_a_reply_that_was_cut_short_is_asked_for_again(tiny, server, monkeypatch
 
 
 def test_half_lines_are_dropped_and_whole_ones_kept(tmp_path):
-    (tmp_path / "part-00000.jsonl").write_text('{"id": "1", "turn": 0, "response_ids": [1]}\n{"id": "2", "tu')
+    (tmp_path / "part-00000.jsonl").write_text(
+        '{"id": "1", "turn": 0, "prompt_ids": [2], "response_ids": [1]}\n{"id": "2", "tu'
+    )
     repair_parts(tmp_path)
     log = AnswerLog(tmp_path)
     assert "1#0" in log

@@ -64,8 +64,48 @@ def test_grown_data_is_another_run(settings, flags, own_chats):
 
 def test_what_changes_no_weight_may_change(settings, flags):
     train_eagle(flags(settings))
-    again = train_eagle(flags(settings | {"logging_steps": "2", "acceptance_prompts": "2", "save_total_limit": "3"}))
+    again = train_eagle(flags(settings | {"logging_steps": "2", "save_total_limit": "3"}))
     assert again.head is not None
+
+
+def test_a_best_by_one_metric_is_no_best_by_another(settings, flags):
+    train_eagle(flags(settings))
+    with pytest.raises(ValueError, match="metric_for_best_model was 'eval_expected_length'"):
+        train_eagle(flags(settings | {"acceptance_prompts": "2"}))
+
+
+@pytest.mark.parametrize("best", ["true", "false"])
+def test_the_same_command_after_the_end_takes_no_step(settings, flags, tmp_path, best):
+    told = settings | {"load_best_model_at_end": best, "lr_scheduler_type": "constant"}
+    first = train_eagle(flags(told))
+    weights, summary = (first.head / "model.safetensors").read_bytes(), (first.head / "training.json").read_text()
+    second = train_eagle(flags(told))
+    assert (second.head / "model.safetensors").read_bytes() == weights
+    before, after = json.loads(summary), json.loads((second.head / "training.json").read_text())
+    assert {name: after[name] for name in ("steps", "step", "best")} == {
+        name: before[name] for name in ("steps", "step", "best")
+    }
+    assert second.lines == first.lines
+    assert [path.name for path in whole_checkpoints(tmp_path / "out")] == ["checkpoint-2", "checkpoint-4"]
+    said = "best eval_expected_length" if best == "true" else "step 4, the last"
+    assert said in first.lines[0]
+
+
+def test_a_store_of_other_weights_is_not_taken(settings, flags, tiny, tmp_path):
+    mine = tmp_path / "target"
+    shutil.copytree(tiny, mine)
+    stored = settings | {"features": "store", "target": str(mine)}
+    first = train_eagle(flags(stored)).head
+    model = AutoModelForCausalLM.from_pretrained(mine)
+    with torch.no_grad():
+        model.model.layers[2].mlp.up_proj.weight.mul_(1.5)
+    model.save_pretrained(mine)
+    second = train_eagle(flags(stored | {"output_dir": str(tmp_path / "second")})).head
+    assert len(list((tmp_path / "cache").glob("features-*/index.json"))) == 2
+    prints = [json.loads((head / "config.json").read_text())["target_fingerprint"] for head in (first, second)]
+    assert prints[0] != prints[1]
+    train_eagle(flags(stored | {"output_dir": str(tmp_path / "third")}))
+    assert len(list((tmp_path / "cache").glob("features-*/index.json"))) == 2
 
 
 def test_without_resume_earlier_checkpoints_are_in_the_way(settings, flags, tmp_path):

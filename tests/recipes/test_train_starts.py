@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -39,6 +40,53 @@ def test_a_metric_that_is_not_measured_is_refused_before_the_first_step(settings
     monkeypatch.setattr(HeadTrainer, "training_step", lambda *args, **kwargs: pytest.fail("trained first"))
     with pytest.raises(ValueError, match=f"metric_for_best_model='{metric}' is not measured; .*eval_accuracy_2"):
         train_eagle(flags(settings | {"metric_for_best_model": metric}))
+
+
+def test_rows_shorter_than_the_depths_are_trained(settings, flags, tmp_path):
+    path = tmp_path / "short.jsonl"
+    rows = [{"id": n, "prompt_ids": [1, 2], "response_ids": [4, 5, 6 + n % 3][: 2 + n % 2]} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = {"data": [str(path)], "max_steps": "2", "rows_per_batch": "2", "draft_vocab_size": "4"}
+    head = train_eagle(flags(settings | few | {"depths": "5"})).head
+    assert len([line for line in log_of(head) if "loss" in line]) == 2
+    medusa = {name: value for name, value in (settings | few).items() if name not in ("method", "depths")}
+    medusa.pop("draft_vocab_size")
+    head = train_medusa(flags(medusa | {"num_heads": "8", "output_dir": str(tmp_path / "medusa")})).head
+    assert len([line for line in log_of(head) if "loss" in line]) == 2
+
+
+def test_what_exceeds_learned_positions_is_refused_before_the_first_step(settings, flags, learned, monkeypatch):
+    monkeypatch.setattr(HeadTrainer, "training_step", lambda *args, **kwargs: pytest.fail("trained first"))
+    told = settings | {"target": str(learned), "method": "eagle3"}
+    with pytest.raises(ValueError, match=r"exceed the target's 96 positions; lower max_length"):
+        train_eagle(flags(told))
+    with pytest.raises(ValueError, match=r"exceed the target's 96 positions; lower acceptance_new_tokens"):
+        train_eagle(flags(told | {"max_length": "90", "acceptance_prompts": "2", "acceptance_new_tokens": "90"}))
+
+
+def test_ids_beyond_the_vocabulary_are_refused_before_the_first_step(settings, flags, tmp_path, monkeypatch):
+    monkeypatch.setattr(HeadTrainer, "training_step", lambda *args, **kwargs: pytest.fail("trained first"))
+    path = tmp_path / "other.jsonl"
+    rows = [{"id": n, "prompt_ids": [1, 2 if n else 400], "response_ids": [4, 5, 6]} for n in range(20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"400.*288"):
+        train_eagle(flags(settings | {"data": [str(path)]}))
+
+
+def test_the_targets_own_generation_config_does_not_choose_the_head(settings, flags, tiny, tmp_path):
+    told = settings | {"acceptance_prompts": "4", "acceptance_new_tokens": "16", "max_steps": "2"}
+    plain = log_of(train_eagle(flags(told)).head)
+    shutil.copytree(tiny, tmp_path / "strict")
+    config = json.loads((tmp_path / "strict" / "generation_config.json").read_text())
+    config |= {"repetition_penalty": 3.0, "num_beams": 3, "min_new_tokens": 5}
+    (tmp_path / "strict" / "generation_config.json").write_text(json.dumps(config))
+    strict = log_of(
+        train_eagle(flags(told | {"target": str(tmp_path / "strict"), "output_dir": str(tmp_path / "o2")})).head
+    )
+    figures = [
+        [line["eval_acceptance_length"] for line in log if "eval_acceptance_length" in line] for log in (plain, strict)
+    ]
+    assert figures[0] == figures[1] != []
 
 
 def test_the_least_divergence_is_the_best(settings, flags):

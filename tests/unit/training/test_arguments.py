@@ -97,6 +97,7 @@ def test_one_process_has_one_device_however_many_gpus_there_are(monkeypatch):
 
 
 OTHER = {
+    "neftune_noise_alpha": 5.0,
     "train_sampling_strategy": "sequential",
     "label_smoothing_factor": 0.1,
     "include_for_metrics": ["inputs"],
@@ -112,9 +113,32 @@ OTHER = {
 @pytest.mark.parametrize("name", IGNORED)
 def test_what_a_heads_training_does_not_read_is_refused(name):
     value = OTHER.get(name, True)
-    with pytest.raises(ValueError, match=f"{name}=.* does nothing here: "):
+    with pytest.raises(ValueError, match=f"{name}=.* is not for heads: "):
         HeadTrainingArguments(output_dir="unused", use_cpu=True, **{name: value})
     assert not said_of(HeadTrainingArguments(output_dir="unused", use_cpu=True), name)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_steps": 0}, "max_steps=0 trains nothing"),
+        ({"max_steps": -2}, "max_steps=-2 trains nothing"),
+        ({"num_train_epochs": 0.0}, r"num_train_epochs=0\.0 trains nothing"),
+        ({"num_train_epochs": float("nan")}, "num_train_epochs=nan trains nothing"),
+    ],
+)
+def test_a_run_without_steps_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        HeadTrainingArguments(output_dir="unused", use_cpu=True, **given)
+    HeadTrainingArguments(output_dir="unused", use_cpu=True, **{"num_train_epochs": 0, "max_steps": 2})
+
+
+def test_a_recipe_that_says_what_earlier_versions_saved_is_taken(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("activation_checkpointing: false\ngradient_checkpointing: false\nuse_cpu: true\n")
+    (training,) = parse((HeadTrainingArguments,), ["--config", str(recipe)])
+    save_recipe(tmp_path / "again.yaml", training)
+    assert "checkpointing" not in (tmp_path / "again.yaml").read_text()
 
 
 @pytest.mark.parametrize(

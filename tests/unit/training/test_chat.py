@@ -127,6 +127,18 @@ def test_what_a_template_refuses_is_a_row_that_cannot_be_used(tokenizer):
         encoder.prompt([{"role": "user", "content": 3}])
 
 
+def test_a_template_that_divides_by_zero_refuses_the_row(tokenizer):
+    tokenizer.chat_template = "{{ 1 // (messages | length - 1) }}"
+    with pytest.raises(UnusableRow, match=r"template refuses it \(ZeroDivisionError"):
+        ChatEncoder(tokenizer).prompt(CHAT[:1])
+
+
+@pytest.mark.parametrize("name", ["tokenize", "add_generation_prompt", "return_dict", "chat_template", "messages"])
+def test_template_arguments_that_are_not_the_templates_are_refused_by_name(tokenizer, name):
+    with pytest.raises(ValueError, match=f"template_kwargs sets {name}, "):
+        ChatEncoder(tokenizer, {"enable_thinking": False, name: False})
+
+
 @pytest.mark.parametrize(
     ("template", "end"),
     [
@@ -155,6 +167,8 @@ def test_messages_come_from_three_kinds_of_rows():
     assert messages_of(shared) == [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     with pytest.raises(UnusableRow, match="unknown speaker"):
         messages_of({"conversations": [{"from": "alien", "value": "a"}]})
+    with pytest.raises(UnusableRow, match="unknown speaker"):
+        messages_of({"conversations": [{"from": ["human"], "value": "a"}]})
     with pytest.raises(UnusableRow, match="neither messages"):
         messages_of({"text": "a"})
 

@@ -11,8 +11,9 @@ import pytest
 from datasets import Dataset
 
 from spechead.training import generations
+from spechead.training.answer_log import Answer, AnswerLog, Question
 from spechead.training.chat import ChatEncoder
-from spechead.training.generations import Answer, AnswerLog, Interview, Question, answer_all
+from spechead.training.generations import Interview, answer_all
 
 
 class Echo:
@@ -66,7 +67,8 @@ def test_rows_are_rendered_and_answered_a_window_at_a_time(tokenizer, tmp_path, 
 
 def test_later_turns_go_on_from_answers_that_another_process_wrote(tokenizer, tmp_path):
     log = AnswerLog(tmp_path, rank=3)
-    log.add([Question("0", 0, "", 0.0, [1])], Echo(tokenizer, {}).answer([Question("0", 0, "", 0.0, [1])]))
+    [first] = interview([chat(2)], tokenizer, log).questions({"0": chat(2)}, 0)
+    log.add([first], Echo(tokenizer, {}).answer([first]))
     backend = Echo(tokenizer)
     run(interview([chat(2)], tokenizer, AnswerLog(tmp_path)), backend)
     assert backend.asked == ["0#1"]

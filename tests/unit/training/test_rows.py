@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 
 from spechead.training import rows as rows_module
-from spechead.training.rows import load_sources, prepare_rows
+from spechead.training.rows import load_sources, prepare_rows, refuse_ids_beyond
 from spechead.training.selection import coverage, draft_vocabulary, report_coverage, split_rows
 
 
@@ -165,8 +165,10 @@ def test_the_split_keeps_a_chat_together_and_needs_both_sides(tokenizer, tmp_pat
     assert not chats_of[0] & chats_of[1]
     assert 10 <= len(held_out) <= 40
     assert split_rows(made, 0.2) == (train, held_out)
-    with pytest.raises(ValueError, match="both need some"):
-        split_rows(made, 1e-9)
+    for share, fewest in ((1e-9, 1), (1 - 1e-9, 0)):  # at least one chat on either side, whatever is drawn
+        train, held_out = split_rows(made, share)
+        smaller = (held_out, train)[fewest == 0]
+        assert len({made[number]["chat"] for number in smaller}) == 1
 
 
 def test_a_source_that_is_nothing_says_what_it_may_be(tmp_path):
@@ -187,3 +189,82 @@ def test_a_directory_of_answers_ignores_its_provenance(tokenizer, tmp_path):
     write(where / "part-00000.jsonl", [{"id": "1", "turn": 0, "prompt_ids": [1], "response_ids": [2, 3]}])
     (where / "provenance.json").write_text("{}")
     assert len(prepare_rows([str(where)], tokenizer, tmp_path / "cache", 64)) == 1
+
+
+GOOD = {"id": "good", "prompt_ids": [1, 2], "response_ids": [3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"response_ids": [3, 4]}, "no prompt"),
+        ({"prompt_ids": None, "response_ids": [3, 4]}, "no prompt"),
+        ({"prompt_ids": 1, "response_ids": [3, 4]}, "no token ids"),
+        ({"prompt_ids": [1], "response_ids": [3, -100]}, "no token ids"),
+        ({"prompt_ids": [-1], "response_ids": [3, 4]}, "no token ids"),
+        ({"prompt_ids": [1], "response_ids": [3, None]}, "no token ids"),
+        ({"prompt_ids": [1], "response_ids": ["3", "a"]}, "no token ids"),
+        ({"prompt_ids": [1], "response_ids": "a text"}, "no token ids"),
+        ({"prompt_ids": [1], "response_ids": [3, 4.5]}, "no token ids"),
+        ({"prompt_ids": [1], "response_ids": [3, 2**31]}, "no token ids"),
+        ({"prompt_ids": [1], "response_ids": [3, True]}, "no token ids"),
+        ({"prompt_ids": [1], "response_ids": [[3], [4]]}, "no token ids"),
+        ({"prompt_ids": [1], "response_ids": {"a": 1}}, "no token ids"),
+        ({**GOOD, "turn": "first"}, "a turn that is no number"),
+        ({**GOOD, "turn": -1}, "a turn that is no number"),
+        ({**GOOD, "turn": [1]}, "a turn that is no number"),
+    ],
+)
+def test_a_row_whose_ids_or_turn_are_none_is_counted_and_the_others_stay(tokenizer, tmp_path, bad, reason):
+    source = write(tmp_path / "a.jsonl", [GOOD, bad, {**GOOD, "id": "too"}])
+    made = prepare_rows([source], tokenizer, tmp_path / "cache", 64)
+    assert [row["row_id"] for row in made.data] == ["good", "too"]
+    assert made[1]["input_ids"] == [1, 2, 3, 4]
+    ((counted, count),) = made.report["skipped"].items()
+    assert reason in counted
+    assert count == 1
+
+
+def test_ids_beyond_a_vocabulary_are_refused_by_the_largest(tokenizer, tmp_path):
+    record = {"prompt_ids": [900, 2], "response_ids": [3, 4]}
+    made = prepare_rows([write(tmp_path / "a.jsonl", [GOOD, record])], tokenizer, tmp_path / "cache", 64)
+    assert made.report["largest_id"] == 900
+    refuse_ids_beyond(made.report, 901)
+    with pytest.raises(ValueError, match=r"token id 900, .* has 900 ids.*another tokenizer. Give answers"):
+        refuse_ids_beyond(made.report, 900)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("report.json", b""),
+        ("report.json", b'{"rows": 3'),
+        ("report.json", b"[]"),
+        ("report.json", b'{"rows": 2}'),
+        ("report.json", b"\xff"),
+        ("rows.arrow", b""),
+        ("rows.arrow", b"broken"),
+        ("rows.arrow", None),
+        ("counts.npy", b""),
+        ("counts.npy", None),
+    ],
+)
+def test_cached_rows_that_cannot_be_read_are_built_again(tokenizer, chats, tmp_path, caplog, file, content):
+    made = prepare_rows([chats], tokenizer, tmp_path / "cache", 64)
+    kept, report = made.data[:], made.report
+    del made
+    (written := next((tmp_path / "cache").glob("rows-*[!k]")) / file).unlink()
+    if content is not None:
+        written.write_bytes(content)
+    with caplog.at_level("WARNING"):
+        again = prepare_rows([chats], tokenizer, tmp_path / "cache", 64)
+    assert (again.data[:], again.report) == (kept, report)
+    assert "are built again" in caplog.text
+    assert not list(again.directory.glob(".report*"))
+    assert len(np.load(again.directory / "counts.npy")) == len(tokenizer)
+
+
+def test_one_id_in_all_rows_is_one_chat_and_the_split_says_so(tokenizer, tmp_path):
+    made = prepare_rows([write(tmp_path / "a.jsonl", [GOOD] * 5)], tokenizer, tmp_path / "cache", 64)
+    with pytest.raises(ValueError, match=r"of 5 rows leaves.*All have one id, so they count as one chat"):
+        split_rows(made, 0.3)
