@@ -163,7 +163,7 @@ def test_acceptance_is_decoded_and_chooses_the_best_head(settings, flags, tmp_pa
     assert logged == [1.5, 1.2, 1.1]
     assert all(1.0 <= real <= 9.0 and count == 3 for real, count, _ in measured)
     summary = json.loads((outcome.head / "training.json").read_text())
-    assert (summary["best"]["metric"], summary["best"]["value"], summary["best_step"]) == (
+    assert (summary["best"]["metric"], summary["best"]["value"], summary["step"]) == (
         "eval_acceptance_length",
         1.5,
         2,
