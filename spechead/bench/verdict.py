@@ -72,7 +72,8 @@ def judge(cell: Cell, load: Load, parts: Sequence[Cell]) -> Verdict:
     slower = cell.ratio_high < 1 if cell.ratio_high is not None else cell.ratio < 1
     if faster:
         losing = [part.group for part in parts if part.group != MEAN and part.ratio < 1]
-        note = f"; slower on {', '.join(losing)}, where auto would step back" if losing else ""
+        instead = "" if cell.method == "auto" else ", where auto would step back"
+        note = f"; slower on {', '.join(losing)}{instead}" if losing else ""
         hint = "" if sure else "; no interval from fewer than three prompts of a group"
         return Verdict(cell.load, cell.method, "keep", figures + note + hint, causes)
     what, why = alternative(cell, load, parts)

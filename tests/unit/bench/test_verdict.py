@@ -58,7 +58,9 @@ def test_groups_that_lose_are_named() -> None:
     parts = [cell(group="code", ratio=2.2), cell(group="chat", ratio=0.8)]
     what, why = decision(cell(), *parts)
     assert what == "keep"
-    assert "slower on chat" in why
+    assert "slower on chat, where auto would step back" in why
+    parts = [cell(group=group, ratio=ratio, method="auto") for group, ratio in (("code", 2.2), ("chat", 0.8))]
+    assert decision(cell(method="auto"), *parts)[1].endswith("; slower on chat")
 
 
 def test_a_gain_without_interval_says_so() -> None:
