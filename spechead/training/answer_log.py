@@ -7,7 +7,6 @@ are there, whatever number of processes wrote them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 import os
@@ -18,12 +17,9 @@ from typing import Any
 
 from transformers.utils import logging
 
+from .rows import hash_of
+
 logger = logging.get_logger(__name__)
-
-
-def digest_of(ids: Sequence[int]) -> bytes:
-    """Return a short digest of token ids."""
-    return hashlib.sha256(json.dumps(list(ids)).encode()).digest()[:8]
 
 
 def key_of(row_id: str, turn: int) -> str:
@@ -64,14 +60,14 @@ class AnswerLog:
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / f"part-{rank:05d}.jsonl"
         self._places: dict[str, tuple[Path, int]] = {}  # part, and first byte of the line
-        self._asked: dict[str, bytes] = {}  # digest of the prompt
+        self._asked: dict[str, str] = {}  # digest of the prompt
         for part in sorted(directory.glob("part-*.jsonl")):
             start = 0
             with part.open("rb") as lines:
                 for line in lines:
                     record = json.loads(line)
                     key = key_of(record["id"], record["turn"])
-                    self._places[key], self._asked[key] = (part, start), digest_of(record["prompt_ids"])
+                    self._places[key], self._asked[key] = (part, start), hash_of(record["prompt_ids"])
                     start += len(line)
 
     def __contains__(self, key: str) -> bool:
@@ -79,7 +75,7 @@ class AnswerLog:
 
     def check(self, key: str, prompt_ids: Sequence[int]) -> None:
         """Raise ValueError if the answer that is kept under this name was given to another prompt."""
-        if self._asked[key] != digest_of(prompt_ids):
+        if self._asked[key] != hash_of(prompt_ids):
             row, _, turn = key.rpartition("#")
             raise ValueError(
                 f"{self.path.parent} holds an answer for row {row}, turn {turn}, that was given to another prompt: "
@@ -118,7 +114,7 @@ class AnswerLog:
                 } | (asdict(answer) if answer is not None else {"response_ids": None, "finish": "dropped"})
                 lines.append(json.dumps(record).encode() + b"\n")
                 self._places[question.key] = self.path, start
-                self._asked[question.key] = digest_of(question.prompt_ids)
+                self._asked[question.key] = hash_of(question.prompt_ids)
                 start += len(lines[-1])
                 tokens += len(record["response_ids"] or [])
             part.write(b"".join(lines))

@@ -16,10 +16,8 @@ from typing import Any
 import torch
 from accelerate.state import PartialState
 from accelerate.utils import gather_object
-from huggingface_hub import ResolvedRevision
-from transformers.utils import logging, resolve_revision
+from transformers.utils import logging
 
-from ..demo_target import resolve_target
 from ..heads.fingerprint import fingerprint
 from ..target import learned_positions
 from .answer_log import AnswerLog, repair_parts
@@ -29,7 +27,7 @@ from .checks import as_sources, at_least_one, check_dtype
 from .generations import Backend, Interview, answer_all
 from .recipe import as_mapping, parse
 from .rows import hash_of, load_sources
-from .sources import end_ids, load_config, load_target, load_tokenizer
+from .sources import commit_of, end_ids, load_config, load_target, load_tokenizer
 
 logger = logging.get_logger(__name__)
 
@@ -208,11 +206,10 @@ def make_backend(
 
 def provenance(asked: GenerateArguments, how: BackendArguments, tokenizer: Any, prints: Any) -> dict[str, Any]:
     """Return what makes a run's answers what they are."""
-    revision = resolve_revision(resolve_target(asked.target), asked.target_revision)
     return {
         "target": asked.target,
         "target_revision": asked.target_revision,
-        "target_commit": revision.resolved if isinstance(revision, ResolvedRevision) else None,  # None: a directory
+        "target_commit": commit_of(asked),
         "target_fingerprint": prints,
         "dtype": asked.dtype,
         "backend": how.endpoint or "transformers",

@@ -134,8 +134,9 @@ class Run:
         tokenizer = load_tokenizer(self.data)
         rows = load_rows(self.data, tokenizer)
         config = load_config(self.data)
-        refuse_long_rows(rows.lengths(), self.run.tokens_per_batch)  # before a store is written for hours
-        refuse_beyond_positions(max(rows.lengths()), config, "max_length")
+        lengths = rows.lengths()
+        refuse_long_rows(lengths, self.run.tokens_per_batch)  # before a store is written for hours
+        refuse_beyond_positions(max(lengths), config, "max_length")
         refuse_ids_beyond(rows.report, config.get_text_config().vocab_size)
         set_seed(self.training.seed)  # what the target does not give the head is drawn
         head = build(config, rows)

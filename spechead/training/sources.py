@@ -132,14 +132,19 @@ def store_key(data: DataArguments, rows: Rows, config: PreTrainedConfig) -> str:
     return hash_of([rows.key, data.target, data.target_revision, data.dtype, sizes, weights_of(data)])
 
 
+def commit_of(data: NamesTarget) -> str | None:
+    """Return the commit of a target on the Hub; None for a directory."""
+    revision = resolve_revision(resolve_target(data.target), data.target_revision)
+    return revision.resolved if isinstance(revision, ResolvedRevision) else None
+
+
 def weights_of(data: NamesTarget) -> list[Any]:
     """Return what changes with a target's weights: the Hub's commit, or of a directory's files their size and a sample
     of their bytes, which training in place does not leave alone."""
     place = resolve_target(data.target)
     files = sorted(path for path in Path(place).glob("*") if path.suffix in WEIGHT_FILES)
     if not files:
-        revision = resolve_revision(place, data.target_revision)
-        return [revision.resolved if isinstance(revision, ResolvedRevision) else None]
+        return [commit_of(data)]
     found: list[Any] = []
     for path in files:
         size, digest = path.stat().st_size, hashlib.sha256()
@@ -198,13 +203,14 @@ def open_sources(
     Raises:
         ValueError: if several processes find no whole store, or the store was written from other weights.
     """
+    if data.features == "online":
+        return online_sources(data, rows, device)
     key = store_key(data, rows, config)
     directory = store_directory(data, key, taps)
-    whole = data.features == "store" and is_whole(directory, key, taps)
-    if data.features == "online" or (dry_run and not whole):
+    whole = is_whole(directory, key, taps)
+    if dry_run and not whole:
         online = online_sources(data, rows, device)
-        if data.features == "store" and online.target is not None:
-            online.planned_bytes = store_bytes(rows.lengths(), new_index(key, online.target, taps, rows))
+        online.planned_bytes = store_bytes(rows.lengths(), new_index(key, online.target, taps, rows))
         return online
     beside = None if started is None else directory / started
     unstarted = beside is not None and world_size == 1 and not (beside / WEIGHTS).exists()
