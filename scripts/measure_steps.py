@@ -42,7 +42,7 @@ from spechead.target import Target
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "step_costs.json", ROOT / "docs" / "step-costs.md"
-NODES = (1, 8, 32, 64)  # fed to the target, the root included
+NODES = (1, 2, 4, 8, 16, 32, 64)  # fed to the target, the root included
 DRAFT_VOCAB, DEPTH, TREE_NODES, BRANCHING, KEPT = 8192, 5, 32, 8, 2
 
 
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     if not options.results.exists():
         console.print(f"error: there is nothing to render: {options.results} does not exist; leave --render out.")
         return 1
-    options.page.write_text(render(json.loads(options.results.read_text())))
+    options.page.write_text(render(json.loads(options.results.read_text()), options.results.name))
     console.print(f"{options.page} is made of {options.results}.", markup=False, soft_wrap=True)
     return 0
 
@@ -160,8 +160,8 @@ def describe(parts: StepParts) -> dict[str, float]:
     return asdict(parts) | {"whole": parts.whole, "overhead": parts.overhead}
 
 
-def render(results: dict[str, Any]) -> str:
-    """Return the page."""
+def render(results: dict[str, Any], file: str) -> str:
+    """Return the page of a results file of that name."""
     ms = milliseconds
     settings, hardware, target = results["settings"], results["hardware"], results["target"]
     forwards = [
@@ -176,7 +176,7 @@ def render(results: dict[str, Any]) -> str:
     level = results["eagle_draft_level"]
     return PAGE_TEMPLATE.format(
         target=target["name"], dtype=target["dtype"], forwards="\n".join(forwards), steps="\n".join(steps),
-        level=ms(level["median"]), device=hardware["device"], versions=results["versions"], **settings,
+        level=ms(level["median"]), file=file, device=hardware["device"], versions=results["versions"], **settings,
     )  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def milliseconds(seconds: float) -> str:
 
 PAGE_TEMPLATE = """# What a step costs
 
-Made by `python scripts/measure_steps.py` from `docs/results/step_costs.json`; do not edit.
+Made by `python scripts/measure_steps.py` from `{file}`; do not edit.
 
 One row of {target} in {dtype} on {device} with {threads} thread(s), {prompt_tokens} tokens cached at the start.
 Medians of {repeats} repeats, in milliseconds. torch {versions[torch]}, transformers {versions[transformers]}.

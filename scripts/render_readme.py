@@ -3,9 +3,11 @@
 python scripts/render_readme.py
 
 A page says which file it shows: <!-- results: docs/results/name.json --> ... <!-- /results -->. In the place of
-"results" may stand "verdict" (what the file says to do) or "certificate" (of a file of `spechead verify`).
+"results" may stand "acceptance" (the acceptance length by group), "verdict" (what the file says to do), "certificate"
+(of a file of `spechead verify`) or "forwards" (the target's forward by nodes, of a file of scripts/measure_steps.py).
 """
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -20,9 +22,8 @@ from spechead.cli.tables import agreement, by_position, describe_load, place, ra
 from spechead.stats import POSITION_BUCKET
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(
-    r"(<!-- (?P<kind>results|verdict|certificate): (?P<file>\S+) -->\n).*?(<!-- /(?P=kind) -->)", re.DOTALL
-)
+KINDS = "results|acceptance|verdict|certificate|forwards"
+BLOCK = re.compile(rf"(<!-- (?P<kind>{KINDS}): (?P<file>\S+) -->\n).*?(<!-- /(?P=kind) -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -40,7 +41,8 @@ def render(text: str, root: Path = ROOT) -> str:
     Raises:
         ValueError: if a results file is unfinished, or its figures do not follow from its records.
     """
-    kinds = {"results": block, "verdict": verdict_block, "certificate": certificate_block}
+    makers = (block, acceptance_block, verdict_block, certificate_block, forwards_block)
+    kinds = dict(zip(KINDS.split("|"), makers, strict=True))
     return BLOCK.sub(
         lambda match: match[1] + kinds[match["kind"]](root / match["file"], match["file"]) + match[4], text
     )
@@ -65,6 +67,25 @@ def read_results(path: Path, name: str) -> Results:
         raise ValueError(f"{name} is of an interrupted run; run its command again to finish it.")
     check_figures(results)
     return results
+
+
+def acceptance_block(path: Path, name: str) -> str:
+    """Return the acceptance length by group, load by load, a row a method."""
+    if not path.exists():
+        return f"No figures yet: they follow from `{name}`.\n"
+    results = read_results(path, name)
+    columns = [*results.prompts, *([MEAN] if len(results.prompts) > 1 else [])]
+    lines = []
+    for index, load in enumerate(results.loads):
+        cells = {(cell.group, cell.method): cell.acceptance_length for cell in results.cells if cell.load == index}
+        lines += [describe_load(load) + "; acceptance length:", "", _row(["method", *columns])]
+        lines.append(_row(["---"] * (len(columns) + 1)))
+        for method in results.methods:
+            lengths = [cells[group, method] for group in columns]
+            if None not in lengths:
+                lines.append(_row([method, *(f"{length:.2f}" for length in lengths)]))
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
 
 
 def verdict_block(path: Path, name: str) -> str:
@@ -99,6 +120,27 @@ def certificate_block(path: Path, name: str) -> str:
             text += f" Total variation in [{distance.low:.3f}, {distance.high:.3f}]."
         lines += [text, *(f"  - {fault.name}: {fault.evidence}" for fault in method.faults)]
     return "\n".join(lines) + f"\n\nRepeat it: `{' '.join(certificate.command)}`.\n"
+
+
+def forwards_block(path: Path, name: str) -> str:
+    """Return what a forward of the target costs by the nodes it is fed, as medians in milliseconds."""
+    if not path.exists():
+        return f"No figures yet: `python scripts/measure_steps.py --results {name}` measures them.\n"
+    costs = json.loads(path.read_text(encoding="utf-8"))
+    target, settings, hardware = costs["target"], costs["settings"], costs["hardware"]
+    nodes, medians = list(costs["target_forward"]), [row["median"] for row in costs["target_forward"].values()]
+    lines = [
+        _row(["nodes", *nodes]),
+        _row(["---"] * (len(nodes) + 1)),
+        _row(["a forward", *(f"{1000 * each:.3g}" for each in medians)]),
+        _row(["of one node's", *(f"{each / medians[0]:.2f}" for each in medians)]),
+    ]
+    return (
+        f"{target['name']}, {target['dtype']}, on {hardware['device']} ({settings['threads']} threads), behind "
+        f"{settings['prompt_tokens']} cached tokens, medians of {settings['repeats']} in milliseconds:\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def introduction(results: Results) -> str:

@@ -8,11 +8,15 @@ import pytest
 from scripts import render_readme
 from spechead.bench import results as results_file
 from spechead.bench.certificate import Certificate, CheckSettings, Distance, Fault, GreedyCheck, LawCheck, MethodCheck
+from spechead.bench.figures import summarise
 from spechead.bench.results import Hardware, Versions
 from spechead.bench.strict_json import write_json
+from spechead.stats import DecodeStats
 from tests.cli.test_docs import results
 
 VERDICT = "a\n<!-- verdict: out/x.json -->\nold\n<!-- /verdict -->\nb\n"
+ACCEPTANCE = "a\n<!-- acceptance: out/x.json -->\nold\n<!-- /acceptance -->\nb\n"
+FORWARDS = "a\n<!-- forwards: out/s.json -->\nold\n<!-- /forwards -->\nb\n"
 CERTIFICATE = "a\n<!-- certificate: out/c.json -->\nold\n<!-- /certificate -->\nb\n"
 
 
@@ -29,6 +33,39 @@ def certificate(*methods: MethodCheck) -> Certificate:
         methods=list(methods),
         passed=True,
     )
+
+
+def test_acceptance_is_shown_by_group(tmp_path: Path) -> None:
+    assert "No figures yet" in render_readme.render(ACCEPTANCE, tmp_path)
+    counted = DecodeStats(method="prompt_lookup").to_dict() | {"row_steps": 8}
+    run = results()
+    for record, emitted in zip((one for one in run.records if one.method != "plain"), (10, 20), strict=True):
+        record.stats = counted | {"emitted_tokens": emitted}
+    run.cells = summarise(run.records, list(run.methods), run.loads)
+    results_file.save(run, tmp_path / "out" / "x.json")
+    page = render_readme.render(ACCEPTANCE, tmp_path)
+    assert "| method | chat | code | mean |" in page
+    assert "| prompt_lookup | 1.25 | 2.50 | 1.88 |" in page
+    assert "plain" not in page
+    assert render_readme.render(page, tmp_path) == page
+
+
+def test_forwards_are_those_of_their_file(tmp_path: Path) -> None:
+    spread = {"low": 0.0, "high": 9.0}
+    costs = {
+        "target": {"name": "t", "dtype": "float32"},
+        "settings": {"threads": 2, "prompt_tokens": 256, "repeats": 40},
+        "hardware": {"device": "cpu"},
+        "target_forward": {"1": spread | {"median": 0.05}, "8": spread | {"median": 0.12}},
+    }
+    write_json(costs, tmp_path / "out" / "s.json")
+    page = render_readme.render(FORWARDS, tmp_path)
+    for line in ("t, float32, on cpu (2 threads)", "| nodes | 1 | 8 |", "| a forward | 50 | 120 |"):
+        assert line in page
+    assert "| of one node's | 1.00 | 2.40 |" in page
+    assert "old" not in page
+    (tmp_path / "out" / "s.json").unlink()
+    assert "No figures yet: `python scripts/measure_steps.py" in render_readme.render(page, tmp_path)
 
 
 def test_a_verdict_follows_from_its_file(tmp_path: Path) -> None:
