@@ -29,6 +29,7 @@ from spechead.bench.steps import (
     KeptProposer,
     StepParts,
     middle,
+    milliseconds,
     open_context,
     time_calls,
     time_forward,
@@ -178,11 +179,6 @@ def render(results: dict[str, Any], file: str) -> str:
         target=target["name"], dtype=target["dtype"], forwards="\n".join(forwards), steps="\n".join(steps),
         level=ms(level["median"]), file=file, device=hardware["device"], versions=results["versions"], **settings,
     )  # fmt: skip
-
-
-def milliseconds(seconds: float) -> str:
-    """Write seconds as milliseconds, to three digits."""
-    return f"{1000 * seconds:.3g}"
 
 
 PAGE_TEMPLATE = """# What a step costs

@@ -16,14 +16,15 @@ from spechead.bench import results as results_file
 from spechead.bench.certificate import load as load_certificate
 from spechead.bench.results import Cell, Results
 from spechead.bench.run import check_figures
+from spechead.bench.steps import milliseconds
 from spechead.bench.timing import MEAN, PLAIN
 from spechead.bench.verdict import best, describe, verdicts
 from spechead.cli.tables import agreement, by_position, describe_load, place, ratio
 from spechead.stats import POSITION_BUCKET
 
 ROOT = Path(__file__).resolve().parent.parent
-KINDS = "results|acceptance|verdict|certificate|forwards"
-BLOCK = re.compile(rf"(<!-- (?P<kind>{KINDS}): (?P<file>\S+) -->\n).*?(<!-- /(?P=kind) -->)", re.DOTALL)
+KINDS = ("results", "acceptance", "verdict", "certificate", "forwards")
+BLOCK = re.compile(rf"(<!-- (?P<kind>{'|'.join(KINDS)}): (?P<file>\S+) -->\n).*?(<!-- /(?P=kind) -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -42,7 +43,7 @@ def render(text: str, root: Path = ROOT) -> str:
         ValueError: if a results file is unfinished, or its figures do not follow from its records.
     """
     makers = (block, acceptance_block, verdict_block, certificate_block, forwards_block)
-    kinds = dict(zip(KINDS.split("|"), makers, strict=True))
+    kinds = dict(zip(KINDS, makers, strict=True))
     return BLOCK.sub(
         lambda match: match[1] + kinds[match["kind"]](root / match["file"], match["file"]) + match[4], text
     )
@@ -69,21 +70,24 @@ def read_results(path: Path, name: str) -> Results:
     return results
 
 
+def groups_and_mean(results: Results) -> list[str]:
+    """Return the groups of a run, then their mean where there are several: what its tables have columns of."""
+    return [*results.prompts, *([MEAN] if len(results.prompts) > 1 else [])]
+
+
 def acceptance_block(path: Path, name: str) -> str:
     """Return the acceptance length by group, load by load, a row a method."""
     if not path.exists():
         return f"No figures yet: they follow from `{name}`.\n"
     results = read_results(path, name)
-    columns = [*results.prompts, *([MEAN] if len(results.prompts) > 1 else [])]
-    lines = []
+    columns, lines = groups_and_mean(results), []
     for index, load in enumerate(results.loads):
         cells = {(cell.group, cell.method): cell.acceptance_length for cell in results.cells if cell.load == index}
-        lines += [describe_load(load) + "; acceptance length:", "", _row(["method", *columns])]
-        lines.append(_row(["---"] * (len(columns) + 1)))
+        lines += [describe_load(load) + "; acceptance length:", "", *_head(["method", *columns])]
         for method in results.methods:
             lengths = [cells[group, method] for group in columns]
             if None not in lengths:
-                lines.append(_row([method, *(f"{length:.2f}" for length in lengths)]))
+                lines.append(_row([method, *map(place, lengths)]))
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
 
@@ -130,9 +134,8 @@ def forwards_block(path: Path, name: str) -> str:
     target, settings, hardware = costs["target"], costs["settings"], costs["hardware"]
     nodes, medians = list(costs["target_forward"]), [row["median"] for row in costs["target_forward"].values()]
     lines = [
-        _row(["nodes", *nodes]),
-        _row(["---"] * (len(nodes) + 1)),
-        _row(["a forward", *(f"{1000 * each:.3g}" for each in medians)]),
+        *_head(["nodes", *nodes]),
+        _row(["a forward", *map(milliseconds, medians)]),
         _row(["of one node's", *(f"{each / medians[0]:.2f}" for each in medians)]),
     ]
     return (
@@ -158,15 +161,13 @@ def introduction(results: Results) -> str:
 def table(results: Results, load: int) -> str:
     """Return the figures of one load: a row a method, the ratio to plain for each group, then the means."""
     cells = {(cell.group, cell.method): cell for cell in results.cells if cell.load == load}
-    groups = list(results.prompts)
-    total = MEAN if len(groups) > 1 else groups[0]
-    head = ["method", *groups, *([MEAN] if len(groups) > 1 else []), "acceptance length", "acceptance rate"]
-    head += ["steps with a draft", "same as plain"]
-    lines = [describe_load(results.loads[load]) + "; speed against plain:", "", _row(head), _row(["---"] * len(head))]
+    columns = groups_and_mean(results)
+    head = ["method", *columns, "acceptance length", "acceptance rate", "steps with a draft", "same as plain"]
+    lines = [describe_load(results.loads[load]) + "; speed against plain:", "", *_head(head)]
     for method in results.methods:
         if method != PLAIN:
-            whole = cells[total, method]
-            ratios = [ratio(cells[group, method]) for group in groups] + ([ratio(whole)] if len(groups) > 1 else [])
+            whole = cells[columns[-1], method]
+            ratios = [ratio(cells[group, method]) for group in columns]
             name = method + (" (lossy)" if whole.lossy else "")
             lines.append(
                 _row([name, *ratios, *_acceptance(whole), _drafting_steps(results, load, method), agreement(whole)])
@@ -183,7 +184,7 @@ def positions(results: Results, load: int) -> str:
         return ""
     starts = ["first", *(f"from {number * POSITION_BUCKET}" for number in range(1, longest))]
     lines = ["", f"Acceptance length by new tokens before the step, {POSITION_BUCKET} to a column:", ""]
-    lines += [_row(["method", *starts]), _row(["---"] * (longest + 1))]
+    lines += _head(["method", *starts])
     lines += [_row([method, *map(place, found)]) for method, found in places.items() if found]
     return "\n".join(lines) + "\n"
 
@@ -202,6 +203,10 @@ def _drafting_steps(results: Results, load: int, method: str) -> str:
     names = ("steps", "speculating_steps", "drafted_tokens")
     steps, drafting, drafted = (sum(stats[name] for stats in mine if stats) for name in names)
     return "" if not steps or (drafted and not drafting) else f"{drafting / steps:.0%}"
+
+
+def _head(cells: list[str]) -> list[str]:
+    return [_row(cells), _row(["---"] * len(cells))]
 
 
 def _row(cells: list[str]) -> str:

@@ -54,6 +54,11 @@ def middle(parts: Sequence[StepParts]) -> StepParts:
     return StepParts(*map(median, columns))
 
 
+def milliseconds(seconds: float) -> str:
+    """Write seconds as milliseconds, to three digits."""
+    return f"{1000 * seconds:.3g}"
+
+
 class KeptProposer(BaseProposer):
     """Drafts as another proposer does, with the target's own next tokens on one path, so that they are kept.
 

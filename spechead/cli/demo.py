@@ -107,8 +107,8 @@ def describe(records: list[Record]) -> str:
             gap = "" if first.gap is None else f", float32 gap {first.gap:.2g}"
             same = f"first {first.verdict} at token {first.position}{gap}"
         stats = record.stats or {}
-        if stats.get("row_steps"):  # unlike a ratio it does not depend on what else the machine does
-            same = f"{stats['emitted_tokens'] / stats['row_steps']:.2f} tokens a step, {same}"
+        if stats.get("acceptance_length"):  # unlike a ratio it does not depend on what else the machine does
+            same = f"{stats['acceptance_length']:.2f} tokens a step, {same}"
         ratio = speeds[record.method] / speeds[PLAIN]
         parts.append(f"{record.method} {speeds[record.method]:5.1f} ({ratio:.2f}x, {same})")
     return "   ".join(parts)
