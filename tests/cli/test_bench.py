@@ -14,6 +14,7 @@ from spechead.bench.prompts import KINDS
 from spechead.bench.results import Difference, Record
 from spechead.cli import demo as demo_command
 from spechead.cli import demo_heads as demo_heads_module
+from spechead.stats import DecodeStats
 from tests.cli.conftest import Run
 from tests.tiny_heads import make_head
 
@@ -194,7 +195,7 @@ def test_a_prompts_line_says_what_differs(difference: Difference | None, text: s
     plain = Record(0, "plain", ["x"], "chat", 0, 3.0, 0.1, 12)
     other = Record(0, "prompt_lookup", ["x"], "chat", 0, 2.0, 0.1, 12, differences=[difference] if difference else [])
     assert text in demo_command.describe([plain, other])
-    other.stats = {"row_steps": 5, "emitted_tokens": 11}
+    other.stats = DecodeStats(method="prompt_lookup", row_steps=5, emitted_tokens=11).to_dict()
     assert "1.50x, 2.20 tokens a step, " in demo_command.describe([plain, other])
 
 
